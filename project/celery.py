@@ -1,0 +1,11 @@
+"""The Celery app `project`; its configuration stands in the Django settings under CELERY_*."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+
+app = Celery("project")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

@@ -1,0 +1,1 @@
+"""Media work: clips, burned-in text and speech recognition, in tables older than jobreaper."""

@@ -1,0 +1,52 @@
+"""Fixtures for tests that need more than the ORM's own connection."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+import pytest
+from django.db import connection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row
+
+
+@pytest.fixture
+def dsn(transactional_db: None) -> str:
+    """The test database as a connection string, for raw connections."""
+    # Django's parameters bring its own cursor factory and adapters: a foreign client has neither.
+    named = connection.get_connection_params()
+    return make_conninfo(
+        **{
+            key: named[key]
+            for key in ("dbname", "user", "password", "host", "port")
+            if key in named
+        }
+    )
+
+
+@pytest.fixture
+def database_url(dsn: str) -> str:
+    """The test database as a DATABASE_URL, for processes that a test starts."""
+    parts = conninfo_to_dict(dsn)
+    return "postgresql:///?" + urlencode(parts, quote_via=quote)
+
+
+@pytest.fixture
+def second_connection(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """Another client of the test database, which commits when it says so."""
+    with psycopg.connect(dsn) as other:
+        yield other
+        other.rollback()
+
+
+@pytest.fixture
+def sql(dsn: str) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Run one statement as a foreign client would; return its rows as dicts."""
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as client:
+
+        def run(statement: str, *parameters: Any) -> list[dict[str, Any]]:
+            cursor = client.execute(statement.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+        yield run
