@@ -1,0 +1,29 @@
+"""The app: registers checks and receivers. No I/O before the first statement is asked for."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+
+class JobreaperConfig(AppConfig):
+    """``INSTALLED_APPS = [..., "jobreaper"]``."""
+
+    name = "jobreaper"
+    verbose_name = "Jobreaper"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Connect what reacts to core code, which knows nothing of it."""
+        from jobreaper import checks, logs
+
+        checks.register()
+        logs.connect()
+        if find_spec("django_celery_beat") is not None:
+            from jobreaper.celery import periodic
+
+            post_migrate.connect(
+                periodic.create_periodic_tasks, dispatch_uid="jobreaper.periodic_tasks"
+            )

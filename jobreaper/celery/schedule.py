@@ -1,0 +1,37 @@
+"""When the package's own tasks run."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from jobreaper import conf
+
+REAP: Final = "jobreaper.reap"
+
+
+class Entry(NamedTuple):
+    """One scheduled task: its name in the schedule, the task's name, seconds between runs."""
+
+    name: str
+    task: str
+    every_sec: float
+
+
+def entries() -> list[Entry]:
+    """Return every scheduled task of the package."""
+    return [Entry("jobreaper: reap", REAP, conf.settings().reaper_interval_sec)]
+
+
+def beat_schedule() -> dict[str, dict[str, Any]]:
+    """Return the entries for ``CELERY_BEAT_SCHEDULE``; merge them with your own.
+
+    A message expires when the next one is sent, so passes do not pile up while no worker listens.
+    """
+    return {
+        entry.name: {
+            "task": entry.task,
+            "schedule": entry.every_sec,
+            "options": {"expires": entry.every_sec},
+        }
+        for entry in entries()
+    }

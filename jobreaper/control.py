@@ -1,0 +1,91 @@
+"""The operator's half: requeue, fail or cancel jobs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from django.db import models, transaction
+
+from jobreaper import signals
+from jobreaper.db import fetch_within, storable
+from jobreaper.states import EventType, Status, sources
+from jobreaper.tables import table_of
+
+# A person is waiting: a row that a long transaction has locked is reported, not waited for.
+LOCK_TIMEOUT_SEC: Final = 5.0
+STATEMENT_TIMEOUT_SEC: Final = 30.0
+
+
+def requeue(
+    model: type[models.Model], pks: Iterable[object], *, by: str, reason: str | None = None
+) -> list[Any]:
+    """Give processing, failed and cancelled jobs back to the queue, due at once and with all their
+    attempts, and return the keys of those that were changed.
+
+    A worker that is still running one has lost its lease. ``by`` names the operator.
+    """
+    return _change(model, pks, Status.QUEUED, EventType.ADMIN_REQUEUED, by, reason)
+
+
+def fail(
+    model: type[models.Model],
+    pks: Iterable[object],
+    *,
+    by: str,
+    reason: str | None = None,
+    code: str = "failed_by_hand",
+) -> list[Any]:
+    """Fail queued and processing jobs for good, and return the keys of those that were changed."""
+    return _change(model, pks, Status.FAILED, EventType.ADMIN_FAILED, by, reason, code)
+
+
+def cancel(
+    model: type[models.Model], pks: Iterable[object], *, by: str, reason: str | None = None
+) -> list[Any]:
+    """Cancel queued and processing jobs, and return the keys of those that were changed.
+
+    A worker that is running one is told at its next beat and cannot finish it.
+    """
+    return _change(model, pks, Status.CANCELLED, EventType.ADMIN_CANCELLED, by, reason)
+
+
+def _change(
+    model: type[models.Model],
+    pks: Iterable[object],
+    target: Status,
+    event: EventType,
+    by: str,
+    reason: str | None,
+    code: str | None = None,
+) -> list[Any]:
+    table = table_of(model)
+    connection = table.connection()
+    details = {"by": storable(by), "reason": None if reason is None else storable(reason)}
+    rows = fetch_within(
+        connection,
+        table.statement("change_by_hand"),
+        {
+            **details,
+            "ids": [table.prepare_pk(pk) for pk in pks],
+            "sources": list(sources(target)),
+            "target": target.value,
+            "event": event.value,
+            "fail_code": code,
+        },
+        lock_timeout_sec=LOCK_TIMEOUT_SEC,
+        statement_timeout_sec=STATEMENT_TIMEOUT_SEC,
+    )
+    changed = [pk for (pk,) in rows]
+    for pk in changed:
+        announce = partial(
+            signals.job_changed_by_hand.send_robust,
+            table.model,
+            table=table.name,
+            pk=pk,
+            event=event,
+            **details,
+        )
+        transaction.on_commit(announce, using=connection.alias, robust=True)
+    return changed

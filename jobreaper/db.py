@@ -1,0 +1,154 @@
+"""Sending statements: which errors pass by themselves, when to try again, which text fits."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from jobreaper import sql
+from jobreaper.exceptions import UnsupportedDatabase
+
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+# Errors that pass by themselves: the server is starting, stopping or read-only for a while, or
+# another transaction was in the way. https://www.postgresql.org/docs/current/errcodes-appendix.html
+TRANSIENT_SQLSTATES: Final = frozenset(
+    {
+        "25006",  # read_only_sql_transaction: a standby, until the failover is through
+        "40001",  # serialization_failure
+        "40P01",  # deadlock_detected
+        "53300",  # too_many_connections
+        "55P03",  # lock_not_available
+        "57P01",  # admin_shutdown
+        "57P02",  # crash_shutdown
+        "57P03",  # cannot_connect_now
+    }
+)
+
+# Six waits, each half as long again to twice as long as the last, are about six seconds: a restart
+# of PostgreSQL takes one to three.
+RETRIES: Final = 6
+FIRST_RETRY_SEC: Final = 0.1
+
+# Longer texts are cut: a fail_reason of megabytes would be read with every row of a list.
+LONGEST_TEXT: Final = 10_000
+
+
+def connection_for(alias: str) -> BaseDatabaseWrapper:
+    """Return this thread's connection to ``alias``.
+
+    Raises:
+        UnsupportedDatabase: the alias is not a PostgreSQL database.
+    """
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise UnsupportedDatabase(
+            f"database {alias!r} is {connection.vendor}, and jobreaper keeps jobs in PostgreSQL "
+            "only: route the job tables to a PostgreSQL database"
+        )
+    return connection
+
+
+def fetch(
+    connection: BaseDatabaseWrapper, statement: str, params: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Send one statement and return its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        return cursor.fetchall()
+
+
+def fetch_within(
+    connection: BaseDatabaseWrapper,
+    statement: str,
+    params: Mapping[str, Any],
+    *,
+    lock_timeout_sec: float,
+    statement_timeout_sec: float,
+) -> list[tuple[Any, ...]]:
+    """Send one statement that waits and runs no longer than the timeouts, and return its rows.
+
+    The timeouts hold until the transaction ends, so nothing is left behind on a connection of
+    pgbouncer's. In a transaction of the caller's the former values are put back.
+    """
+    set_timeouts = sql.render("statements/set_timeouts")
+    nested = in_transaction(connection)
+    with transaction.atomic(using=connection.alias):
+        [(lock_timeout, statement_timeout, *_)] = fetch(
+            connection,
+            set_timeouts,
+            {
+                "lock_timeout": f"{lock_timeout_sec * 1000:.0f}ms",
+                "statement_timeout": f"{statement_timeout_sec * 1000:.0f}ms",
+            },
+        )
+        rows = fetch(connection, statement, params)
+        if nested:
+            fetch(
+                connection,
+                set_timeouts,
+                {"lock_timeout": lock_timeout, "statement_timeout": statement_timeout},
+            )
+    return rows
+
+
+def is_lost(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the connection behind ``connection`` is gone or was never made."""
+    raw = connection.connection
+    return raw is None or bool(raw.closed)
+
+
+def is_transient(connection: BaseDatabaseWrapper, error: Exception) -> bool:
+    """Return whether the statement that raised ``error`` may well succeed a moment later."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    if sqlstate is not None and not sqlstate.startswith("08"):
+        return sqlstate in TRANSIENT_SQLSTATES
+    return is_lost(connection)
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether statements on ``connection`` belong to a transaction of the caller's."""
+    opened = connection.connection is not None
+    return connection.in_atomic_block or (opened and not connection.autocommit)
+
+
+def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
+    """Call ``send`` until it succeeds, its error is not transient or the retries are used up.
+
+    ``send`` is told whether an earlier call lost its connection, and so may have been committed.
+    In a transaction of the caller's nothing is retried: only the caller can start that over.
+    """
+    may_be_committed = False
+    for wait in (FIRST_RETRY_SEC * 2**n for n in range(RETRIES)):
+        if in_transaction(connection):
+            break
+        try:
+            return send(may_be_committed)
+        except (DatabaseError, InterfaceError) as error:
+            if not is_transient(connection, error):
+                raise
+            logger.info("transient database error, trying again: %s", error)
+            if is_lost(connection):
+                may_be_committed = True
+                connection.close()
+        time.sleep(wait * random.uniform(0.75, 1.25))
+    return send(may_be_committed)
+
+
+def storable(text: object) -> str:
+    """Return ``str(text)`` as PostgreSQL can store it, readable and of bounded length.
+
+    NUL bytes and lone surrogates become escapes; what is cut off is counted.
+    """
+    whole = str(text)
+    cut = len(whole) - LONGEST_TEXT
+    kept = whole if cut <= 0 else f"{whole[:LONGEST_TEXT]}… ({cut} characters cut)"
+    return kept.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,63 @@
+"""Every exception this package raises on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class JobreaperError(Exception):
+    """Base of all exceptions below."""
+
+
+class ConfigurationError(JobreaperError):
+    """A setting is wrong. The message lists every problem found, one a line."""
+
+
+class UnsupportedDatabase(JobreaperError):
+    """A job table lives in a database that is not PostgreSQL."""
+
+
+class UnknownTable(JobreaperError, LookupError):
+    """A table name that no registered job table has."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = sorted(known)
+        super().__init__(
+            f"unknown job table {name!r}; known tables: {', '.join(self.known) or 'none'}"
+        )
+
+
+class NotClaimed(JobreaperError):
+    """``hold()`` could not take the lease: the job is not queued, not due, locked or not there."""
+
+
+class LeaseClosed(JobreaperError):
+    """A verb was called on a lease that this process has already finished, failed or released."""
+
+
+class LeaseLost(JobreaperError):
+    """The lease belongs to nobody or to someone else by now: nothing was written.
+
+    ``status`` and ``epoch`` are the row's at that moment, both ``None`` where the row is gone or
+    the loss was concluded from this process's own clock.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str,
+        pk: object,
+        status: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.table = table
+        self.pk = pk
+        self.status = status
+        self.epoch = epoch
+
+
+class NotAllowed(JobreaperError):
+    """An operator's verb does not apply to the job's present status."""

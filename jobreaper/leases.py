@@ -1,0 +1,403 @@
+"""The worker's half: claim a job, hold its lease, finish, fail or release it.
+
+Every write names the lease's epoch, and the row's epoch goes up whenever the lease is taken away.
+So a worker that lost its lease writes nothing and is told so by ``LeaseLost``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+from django.db import Error, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.dispatch import Signal
+
+from jobreaper import conf, heartbeat, signals
+from jobreaper.db import fetch, retrying, storable
+from jobreaper.exceptions import LeaseClosed, LeaseLost, NotClaimed
+from jobreaper.heartbeat import Beat
+from jobreaper.states import Status
+from jobreaper.tables import JobTable, table_of
+from jobreaper.worker import local_clock, worker_id
+
+LONGEST_CODE: Final = 200
+
+
+class Lease:
+    """A worker's right to one job until ``expires_at``, under one epoch.
+
+    As a context manager it is beaten in the background until the block ends. It may be used from
+    any thread of the process that claimed it.
+    """
+
+    def __init__(
+        self, table: JobTable, alias: str, job: Any, worker: str, runs_out_at: float, length: float
+    ) -> None:
+        self.table = table
+        self.alias = alias
+        self.job = job
+        self.worker = worker
+        self.pk = job.pk
+        self.key = table.prepare_pk(job.pk)
+        self.epoch: int = job.lease_epoch
+        self.expires_at: datetime | None = job.lease_expires_at
+        self.length_sec = length
+        self._runs_out_at = runs_out_at
+        self._lost: LeaseLost | None = None
+        self._closed = False
+        self._closing: Any = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.table.name} {self.pk} epoch {self.epoch}>"
+
+    def __enter__(self) -> Lease:
+        heartbeat.heart.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        heartbeat.heart.remove(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone: the database said so, or the local clock says that it must
+        have run out meanwhile. Once ``True`` it stays so, and the lease is not renewed any more.
+        """
+        if self._lost is None and not self._closed and local_clock() >= self._runs_out_at:
+            self._mark_lost("clock", None, None)
+        return self._lost is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether this process has finished, failed or released the lease.
+
+        A verb inside a transaction counts until that transaction is rolled back.
+        """
+        return self._closed or self._is_closing
+
+    def check(self) -> None:
+        """Return if the work may go on. Asks no server, so it can be called in a tight loop.
+
+        Raises:
+            LeaseLost: the lease is lost: stop, and write nothing for this job.
+        """
+        if self.lost and self._lost is not None:
+            raise self._lost
+
+    def heartbeat(self) -> None:
+        """Renew the lease now, on this thread's connection.
+
+        Raises:
+            LeaseLost: the lease is lost.
+            LeaseClosed: it was finished, failed or released.
+        """
+        self._refuse_if_closed("heartbeat")
+        if self._lost is None:
+            connection = self.table.connection(self.alias)
+            retrying(connection, lambda _: heartbeat.beat(connection, self.table, [self]))
+        self.check()
+
+    def finish(self) -> None:
+        """Mark the job as done. Inside ``transaction.atomic()`` that is committed with the work's
+        own writes, or not at all.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was written.
+            LeaseClosed: it was finished, failed or released before.
+        """
+        self._end("finish", {})
+
+    def fail(
+        self,
+        code_or_exception: str | BaseException,
+        reason: str | None = None,
+        *,
+        retry: bool = True,
+    ) -> None:
+        """End this attempt as failed: back to the queue with the stage's backoff while attempts are
+        left, ``failed`` for good otherwise or with ``retry=False``.
+
+        An exception gives its class as ``fail_code`` and its message as ``fail_reason``.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was written.
+            LeaseClosed: it was finished, failed or released before.
+        """
+        if isinstance(code_or_exception, BaseException):
+            reason = str(code_or_exception) if reason is None else reason
+            code_or_exception = type(code_or_exception).__qualname__
+        self._end(
+            "fail",
+            {
+                "fail_code": storable(code_or_exception)[:LONGEST_CODE],
+                "fail_reason": None if reason is None else storable(reason),
+                "retry": retry,
+                "policies": conf.settings().policies_json,
+            },
+        )
+
+    def release(self) -> None:
+        """Give the job back unharmed, as on shutdown: it is due at once, the attempt not counted.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was written.
+            LeaseClosed: it was finished, failed or released before.
+        """
+        self._end("release", {})
+
+    def save_job(self, using: str, save: Callable[[], None]) -> None:
+        """Call ``save``, which writes ``job``, in a transaction that finds the lease still ours.
+
+        Raises:
+            LeaseLost: the epoch has gone up since the claim; nothing was written.
+        """
+        with transaction.atomic(using=using):
+            rows = self.table.model._base_manager.using(using).select_for_update(no_key=True)
+            if list(rows.filter(pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
+                return save()
+        return self._reject(self.table.connection(using), "save")
+
+    @property
+    def wants_beats(self) -> bool:
+        """Whether the heartbeat thread should renew it."""
+        return self._lost is None and not self._closed
+
+    def beaten(self, beat: Beat, sent_at: float) -> None:
+        """Take in what a heartbeat sent at ``sent_at`` (local clock, seconds) found."""
+        if self.closed:
+            return
+        if not beat.held:
+            self._mark_lost("heartbeat", beat.status, beat.epoch)
+        elif beat.remaining_sec is not None:
+            self._runs_out_at = sent_at + beat.remaining_sec
+            self.expires_at = beat.expires_at
+        elif beat.status == Status.PROCESSING:
+            # Locked by some transaction, and ours by the database's own word.
+            self._runs_out_at = max(self._runs_out_at, sent_at + self.length_sec)
+
+    def _mark_lost(self, reason: str, status: str | None, epoch: int | None) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = self._lost_error(
+                "its time ran out while the database could not be reached"
+                if reason == "clock"
+                else "it was taken away",
+                status,
+                epoch,
+            )
+        signals.lease_lost.send_robust(
+            self.table.model, lease=self, reason=reason, status=status, epoch=epoch
+        )
+
+    def _lost_error(self, why: str, status: str | None, epoch: int | None) -> LeaseLost:
+        now = "" if status is None else f"; the job is now {status} at epoch {epoch}"
+        return LeaseLost(
+            f"lost the lease of {self.table.name} {self.pk} at epoch {self.epoch}: {why}{now}",
+            table=self.table.name,
+            pk=self.pk,
+            status=status,
+            epoch=epoch,
+        )
+
+    def _refuse_if_closed(self, verb: str) -> None:
+        if self.closed:
+            raise LeaseClosed(f"cannot {verb} {self!r}: this worker has ended it already")
+
+    def _end(self, verb: str, params: Mapping[str, Any]) -> None:
+        self._refuse_if_closed(verb)
+        connection = self.table.connection(self.alias)
+        try:
+            details = retrying(
+                connection, lambda tried: self._send(connection, verb, params, tried)
+            )
+        except LeaseLost as error:
+            self._lost = self._lost or error
+            heartbeat.heart.remove(self)
+            raise
+        self._close(connection, details)
+
+    def _send(
+        self,
+        connection: BaseDatabaseWrapper,
+        verb: str,
+        params: Mapping[str, Any],
+        tried_before: bool,
+    ) -> dict[str, Any]:
+        """Send the verb's statement and return the event it wrote, empty where an earlier try whose
+        answer was lost had written it.
+        """
+        written = fetch(
+            connection,
+            self.table.statement(verb),
+            {**params, "id": self.key, "epoch": self.epoch},
+        )
+        if written:
+            event: dict[str, Any] = json.loads(written[0][0])
+            return event
+        self._reject(connection, verb, tried_before)
+        return {}
+
+    def _reject(
+        self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool = False
+    ) -> None:
+        """Put a rejected write on record and raise ``LeaseLost``, or return where the row shows
+        that an earlier try of the same verb was committed.
+        """
+        [(status, epoch, rejected)] = fetch(
+            connection,
+            self.table.statement("reject"),
+            {
+                "id": self.key,
+                "epoch": self.epoch,
+                "verb": verb,
+                "worker": self.worker,
+                "stage": self.job.stage,
+                "attempt": self.job.attempt_count,
+                "tried_before": tried_before,
+            },
+        )
+        if rejected:
+            signals.stale_write_rejected.send_robust(
+                self.table.model, lease=self, verb=verb, status=status, epoch=epoch
+            )
+            raise self._lost_error(f"{verb} was rejected", status, epoch)
+
+    def _close(self, connection: BaseDatabaseWrapper, event: dict[str, Any]) -> None:
+        def close() -> None:
+            self._closed = True
+            heartbeat.heart.remove(self)
+            if event:
+                _ENDINGS[event["type"]].send_robust(
+                    self.table.model, lease=self, details=event["details"]
+                )
+
+        self._closing = close
+        _on_commit(connection, close)
+
+    @property
+    def _is_closing(self) -> bool:
+        # Django drops the hook when the transaction, or the savepoint it was set in, rolls back.
+        if self._closing is None:
+            return False
+        pending = self.table.connection(self.alias).run_on_commit
+        return any(hook[1] is self._closing for hook in pending)
+
+
+_ENDINGS: Final[Mapping[str, Signal]] = {
+    "job:finished": signals.job_finished,
+    "job:retried": signals.job_retried,
+    "job:failed": signals.job_failed,
+    "job:released": signals.job_released,
+}
+
+
+def claim(model: type[models.Model], pk: object, *, worker: str | None = None) -> Lease | None:
+    """Take the lease of one job, or return ``None`` where that is not to be had: the job is not
+    queued, not due, locked by somebody else, or does not exist.
+
+    Raises:
+        UnknownTable: ``model`` is no job table.
+        ValueError, ValidationError: ``pk`` cannot be a key of it.
+    """
+    table = table_of(model)
+    leases = _claim(table, worker, {"id": table.prepare_pk(pk), "n": 1, "stages": None})
+    return leases[0] if leases else None
+
+
+def claim_next(
+    model: type[models.Model],
+    n: int = 1,
+    *,
+    worker: str | None = None,
+    stages: Iterable[str] | None = None,
+) -> list[Lease]:
+    """Take the leases of at most ``n`` due jobs in one statement, of ``stages`` only where given.
+
+    Order: priority where the table has one, then due time, then id; jobs that never had a time come
+    after those whose time has come.
+
+    Raises:
+        UnknownTable: ``model`` is no job table.
+        ValueError: ``n`` is less than 1.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+    wanted = None if stages is None else list(stages)
+    return _claim(table_of(model), worker, {"id": None, "n": n, "stages": wanted})
+
+
+def _claim(table: JobTable, worker: str | None, params: dict[str, Any]) -> list[Lease]:
+    alias = table.alias
+    connection = table.connection()
+    name = storable(worker or worker_id())
+    params |= {"worker": name, "policies": conf.settings().policies_json}
+    statement = table.statement("claim")
+
+    def send(_: bool) -> list[Lease]:
+        sent_at = local_clock()
+        jobs = table.model._base_manager.using(alias).raw(statement, params)
+        leases = []
+        for job in jobs:
+            length = job.__dict__.pop("lease_remaining_sec")
+            lease = Lease(table, alias, job, name, sent_at + length, length)
+            job._lease = lease
+            leases.append(lease)
+        return leases
+
+    leases = retrying(connection, send)
+    for lease in leases:
+        _on_commit(connection, partial(signals.job_claimed.send_robust, table.model, lease=lease))
+    return leases
+
+
+def _on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:
+    """Call ``hook`` when the caller's transaction commits, at once where there is none."""
+    if connection.in_atomic_block:
+        transaction.on_commit(hook, using=connection.alias, robust=True)
+    else:
+        hook()
+
+
+@contextmanager
+def hold(model: type[models.Model], pk: object, *, worker: str | None = None) -> Iterator[Lease]:
+    """Claim a job, beat while the block runs, and finish it.
+
+    On an exception the lease fails with the exception's class and message, on ``SystemExit``,
+    ``KeyboardInterrupt`` and the like it is released; either way the exception goes on. A block
+    that has ended the lease itself is left as it is.
+
+    Raises:
+        NotClaimed: the lease is not to be had.
+        LeaseLost: the block ended well, and the lease had been lost before it was finished.
+    """
+    lease = claim(model, pk, worker=worker)
+    if lease is None:
+        raise NotClaimed(
+            f"cannot claim {table_of(model).name} {pk}: it is not queued, not due, locked by "
+            "another transaction, or does not exist"
+        )
+    with lease:
+        try:
+            yield lease
+        except BaseException as error:
+            # The block's own exception is the one to be seen: where this write fails too, the
+            # lease runs out and the reaper does the rest.
+            with suppress(LeaseLost, Error):
+                if not (lease.closed or lease.lost):
+                    lease.fail(error) if isinstance(error, Exception) else lease.release()
+            raise
+        if not lease.closed:
+            lease.finish()

@@ -1,0 +1,122 @@
+"""One log line for each action: a past-tense event name and ``key=value`` pairs.
+
+The same pairs are on the record as ``record.jobreaper``, a dict, for formatters that want them. The
+logger is named after the module that acted: ``jobreaper.leases``, ``jobreaper.reaper`` and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from jobreaper import signals
+
+leases = logging.getLogger("jobreaper.leases")
+heart = logging.getLogger("jobreaper.heartbeat")
+reaper = logging.getLogger("jobreaper.reaper")
+control = logging.getLogger("jobreaper.control")
+
+
+def connect() -> None:
+    """Subscribe to core code's signals; called once from ``AppConfig.ready()``."""
+    for signal, receiver in (
+        (signals.job_claimed, _claimed),
+        (signals.job_finished, _finished),
+        (signals.job_retried, _retried),
+        (signals.job_failed, _failed),
+        (signals.job_released, _released),
+        (signals.lease_lost, _lost),
+        (signals.stale_write_rejected, _rejected),
+        (signals.heartbeat_failed, _beat_failed),
+        (signals.job_reaped, _reaped),
+        (signals.job_changed_by_hand, _changed_by_hand),
+        (signals.pass_finished, _pass_finished),
+    ):
+        signal.connect(receiver, dispatch_uid=f"jobreaper.logs.{receiver.__name__}")
+
+
+def _log(logger: logging.Logger, level: int, event: str, **pairs: Any) -> None:
+    if logger.isEnabledFor(level):
+        text = " ".join(f"{key}={value}" for key, value in pairs.items() if value is not None)
+        logger.log(level, "%s %s", event, text, extra={"jobreaper": {"event": event, **pairs}})
+
+
+def _of(lease: Any) -> dict[str, Any]:
+    return {
+        "table": lease.table.name,
+        "job": lease.pk,
+        "stage": lease.job.stage,
+        "attempt": lease.job.attempt_count,
+        "epoch": lease.epoch,
+        "worker": lease.worker,
+    }
+
+
+def _claimed(lease: Any, **_: Any) -> None:
+    _log(leases, logging.INFO, "job_claimed", **_of(lease))
+
+
+def _finished(lease: Any, details: Any, **_: Any) -> None:
+    duration = {"duration_ms": details["duration_ms"]}
+    _log(leases, logging.INFO, "job_finished", **_of(lease), **duration)
+
+
+def _why(details: Any) -> dict[str, Any]:
+    return {key: details[key] for key in ("duration_ms", "fail_code", "next_earliest_run_at")}
+
+
+def _retried(lease: Any, details: Any, **_: Any) -> None:
+    _log(leases, logging.WARNING, "job_retried", **_of(lease), **_why(details))
+
+
+def _failed(lease: Any, details: Any, **_: Any) -> None:
+    _log(leases, logging.ERROR, "job_failed", **_of(lease), **_why(details))
+
+
+def _released(lease: Any, **_: Any) -> None:
+    _log(leases, logging.INFO, "job_released", **_of(lease))
+
+
+def _lost(lease: Any, reason: str, status: Any, **_: Any) -> None:
+    _log(heart, logging.WARNING, "lease_lost", **_of(lease), reason=reason, status=status)
+
+
+def _rejected(lease: Any, verb: str, status: Any, epoch: Any, **_: Any) -> None:
+    present = {"present_status": status, "present_epoch": epoch}
+    _log(leases, logging.WARNING, "stale_write_rejected", **_of(lease), verb=verb, **present)
+
+
+def _beat_failed(alias: str, table: str, error: Exception, leases: int, **_: Any) -> None:
+    pairs = {"database": alias, "table": table, "leases": leases, "error": repr(error)}
+    _log(heart, logging.WARNING, "heartbeat_failed", **pairs)
+
+
+def _reaped(table: str, job: Any, **_: Any) -> None:
+    event, level = (
+        ("job_requeued", logging.INFO)
+        if job.fail_code is None
+        else ("job_failed_by_reaper", logging.WARNING)
+    )
+    if reaper.isEnabledFor(level):
+        pairs = job._asdict()
+        pairs["job"] = pairs.pop("pk")
+        _log(reaper, level, event, table=table, **pairs)
+
+
+def _changed_by_hand(table: str, pk: Any, event: str, by: str, reason: Any, **_: Any) -> None:
+    _log(control, logging.INFO, "job_changed_by_hand", table=table, job=pk, did=event, by=by)
+
+
+def _pass_finished(result: Any, trigger: str, **_: Any) -> None:
+    level = logging.ERROR if result.all_errors else logging.INFO
+    _log(
+        reaper,
+        level,
+        "pass_finished",
+        trigger=trigger,
+        requeued=result.requeued,
+        failed=result.failed,
+        held=result.held_reason,
+        duration_ms=round(result.duration_ms, 1),
+        errors="; ".join(result.all_errors) or None,
+    )

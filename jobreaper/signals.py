@@ -1,0 +1,41 @@
+"""The seam to logs, metrics and traces.
+
+Core code sends these and formats nothing. Every signal is sent with ``send_robust`` after the
+statement behind it: Django logs a receiver that raises (logger ``django.dispatch``), and a claim, a
+beat or a pass goes on.
+``sender`` is the job's model class, except for ``pass_finished``, where it is ``PassResult``.
+
+==========================  ====================================================================
+signal                      arguments
+==========================  ====================================================================
+job_claimed                 lease
+job_finished                lease, details
+job_retried, job_failed     lease, details (``fail_code``, ``fail_reason``, ``duration_ms`` …)
+job_released                lease, details
+lease_lost                  lease, reason (``"heartbeat"`` or ``"clock"``), status, epoch
+stale_write_rejected        lease, verb, status, epoch
+heartbeat_failed            alias, table, error, leases (how many were not renewed)
+job_reaped                  table, job (a ``ReapedJob``)
+job_changed_by_hand         table, pk, event, by, details
+pass_finished               result (a ``PassResult``), trigger
+==========================  ====================================================================
+
+Inside a transaction of the caller's the ``job_*`` signals of the worker's verbs are sent on commit,
+so a rolled-back finish is never announced. ``stale_write_rejected`` is sent at once.
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+job_claimed = Signal()
+job_finished = Signal()
+job_retried = Signal()
+job_failed = Signal()
+job_released = Signal()
+lease_lost = Signal()
+stale_write_rejected = Signal()
+heartbeat_failed = Signal()
+job_reaped = Signal()
+job_changed_by_hand = Signal()
+pass_finished = Signal()

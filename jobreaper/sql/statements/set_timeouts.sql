@@ -1,0 +1,5 @@
+-- Set both timeouts until the transaction ends, and return what they were.
+SELECT current_setting('lock_timeout'),
+       current_setting('statement_timeout'),
+       set_config('lock_timeout', %(lock_timeout)s, true),
+       set_config('statement_timeout', %(statement_timeout)s, true)

@@ -1,0 +1,178 @@
+"""``JobTable``: how a model's table takes part in the protocol, and the registry of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, cast
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.sql import SQL, Composable, Identifier, Literal
+
+from jobreaper import sql, values
+from jobreaper.base import LeasedJob
+from jobreaper.db import connection_for
+from jobreaper.exceptions import UnknownTable
+
+_FRAGMENTS: Final = (
+    "policies",
+    "policy_of_job",
+    "backoff",
+    "unlock",
+    "attempt",
+    "attempt_details",
+    "chosen",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class JobTable:
+    """One job table. ``ttl_sec`` is for running rows without a lease whose stage has no ttl."""
+
+    model: type[models.Model]
+    ttl_sec: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The table's name in events, metrics and ``--table``, schema included where it has one."""
+        return ".".join(self._name_parts)
+
+    @property
+    def _name_parts(self) -> list[str]:
+        # Django users write another schema's table as 'schema"."table'.
+        return self.model._meta.db_table.strip('"').split('"."')
+
+    @property
+    def pk(self) -> models.Field[Any, Any]:
+        """The primary key's field."""
+        return cast("models.Field[Any, Any]", self.model._meta.pk)
+
+    @property
+    def alias(self) -> str:
+        """The database that holds the table, by Django's routers."""
+        return router.db_for_write(self.model)
+
+    def connection(self, alias: str | None = None) -> BaseDatabaseWrapper:
+        """Return this thread's connection to the table's database, or to ``alias``."""
+        return connection_for(alias or self.alias)
+
+    def prepare_pk(self, pk: object) -> Any:
+        """Return ``pk`` as a statement's parameter.
+
+        Raises:
+            ValueError, TypeError, ValidationError: it cannot be a key of this table.
+        """
+        return self.pk.get_db_prep_value(pk, self.connection())
+
+    def statement(self, name: str) -> str:
+        """Return the text of ``sql/statements/<name>.sql`` for this table."""
+        if name not in self._statements:
+            self._statements[name] = sql.render(f"statements/{name}", self._parts)
+        return self._statements[name]
+
+    @cached_property
+    def _statements(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Composable]:
+        columns = [field.column for field in self.model._meta.concrete_fields]
+        parts: dict[str, Composable] = {
+            "table": Identifier(*self._name_parts),
+            "table_name": Literal(self.name),
+            "id": Identifier(self.pk.column),
+            "id_type": SQL(self.pk.rel_db_type(self.connection()) or "text"),
+            "columns": SQL(", ").join(Identifier("job", column) for column in columns),
+            "priority": SQL("priority DESC, " if self._has_field("priority") else ""),
+            "table_ttl_sec": SQL("{}::float8").format(Literal(self.ttl_sec)),
+        }
+        for name in _FRAGMENTS:
+            parts[name] = sql.compose(f"fragments/{name}", parts)
+        for name, deadline in (
+            ("lease_end", "job.deadline_at"),
+            ("lease_end_at_claim", "statement_timestamp() + policy.max_runtime"),
+        ):
+            parts[name] = sql.compose("fragments/lease_end", {"deadline_at": SQL(deadline)})
+        return parts
+
+    @cached_property
+    def reap_statement(self) -> str:
+        """One batch of a pass."""
+        return self._reap("reap", "FOR NO KEY UPDATE OF job SKIP LOCKED")
+
+    @cached_property
+    def reap_dry_run_statement(self) -> str:
+        """The verdicts of a pass, with nothing locked."""
+        return self._reap("reap_dry_run", "")
+
+    def _reap(self, name: str, lock: str) -> str:
+        parts = {**self._parts, "lock": SQL(lock)}  # type: ignore[arg-type]
+        parts["verdicts"] = sql.compose("fragments/verdicts", parts)
+        return sql.render(f"statements/{name}", parts)
+
+    def _has_field(self, name: str) -> bool:
+        try:
+            self.model._meta.get_field(name)
+        except FieldDoesNotExist:
+            return False
+        return True
+
+
+_tables: dict[type[models.Model], JobTable] = {}
+
+
+def register(model: type[models.Model], *, ttl: float | str | None = None) -> JobTable:
+    """Tell the reaper about a job table, and return it.
+
+    Every concrete ``LeasedJob`` is registered by itself; call this from an ``AppConfig.ready()`` to
+    give one a ``ttl`` (seconds, or text such as ``"15m"``), after which a running row without a
+    lease counts as lost.
+    """
+    ttl_sec = None if ttl is None else values.positive_duration(ttl)
+    table = _tables[model] = JobTable(model, ttl_sec)
+    return table
+
+
+def job_tables() -> list[JobTable]:
+    """Return every job table, in the order of ``INSTALLED_APPS``."""
+    return [
+        table_of(model)
+        for model in apps.get_models()
+        if model in _tables or (issubclass(model, LeasedJob) and not model._meta.proxy)
+    ]
+
+
+def table_of(model: type[models.Model]) -> JobTable:
+    """Return the job table of ``model``.
+
+    Raises:
+        UnknownTable: it is neither a ``LeasedJob`` nor registered.
+    """
+    concrete = model._meta.concrete_model or model
+    if concrete in _tables:
+        return _tables[concrete]
+    if not issubclass(concrete, LeasedJob):
+        raise UnknownTable(model._meta.label, (table.name for table in job_tables()))
+    return register(concrete)
+
+
+def named(names: Iterable[str | type[models.Model]] | None) -> list[JobTable]:
+    """Return the job tables with these names or models, all of them for ``None``.
+
+    Raises:
+        UnknownTable: there is no such job table.
+    """
+    if names is None:
+        return job_tables()
+    known = {table.name: table for table in job_tables()}
+    chosen: dict[str, JobTable] = {}
+    for name in names:
+        table = known.get(name) if isinstance(name, str) else table_of(name)
+        if table is None:
+            raise UnknownTable(str(name), known)
+        chosen[table.name] = table
+    return list(chosen.values())

@@ -1,0 +1,119 @@
+"""Parsers for single values of the settings. Each returns the value in its final unit or raises
+``ValueError`` with a message that completes "the value is bad: it …".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from jobreaper.policies import LONGEST_MS
+from jobreaper.states import OnExpiry
+
+T = TypeVar("T")
+
+_UNITS_SEC: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+
+
+def parse_duration(value: object) -> float:
+    """Return a duration in seconds from a number of seconds or text such as ``"90"``, ``"10m"`` or
+    ``"1h 30m"``.
+
+    Raises:
+        ValueError: it is neither, is negative, or is longer than a year.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("it must be a number of seconds or text such as '10m'")
+    if isinstance(value, str):
+        text = value.strip().lower()
+        parts = _DURATION.findall(text)
+        if parts and not _DURATION.sub("", text).strip():
+            value = sum(float(number) * _UNITS_SEC[unit] for number, unit in parts)
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError("it must be a number of seconds or text such as '10m'") from None
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("it must not be negative or infinite")
+    if seconds * 1000 > LONGEST_MS:
+        raise ValueError("it must not be longer than a year")
+    return seconds
+
+
+def positive_duration(value: object) -> float:
+    """Return a duration in seconds that is more than 0."""
+    seconds = parse_duration(value)
+    if not seconds:
+        raise ValueError("it must be more than 0")
+    return seconds
+
+
+def milliseconds(value: object) -> int:
+    """Return whole milliseconds: a bare number is milliseconds, text with a unit is a duration."""
+    try:
+        duration = float(value) / 1000  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        duration = parse_duration(value)
+    whole = int(parse_duration(duration) * 1000)
+    if whole < 1:
+        raise ValueError("it must be at least 1 ms")
+    return whole
+
+
+def count(value: object) -> int:
+    """Return a whole number from 1 to 32767."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("it must be a whole number")
+    try:
+        number = int(value)
+    except ValueError:
+        raise ValueError("it must be a whole number") from None
+    if not 1 <= number <= 32767:
+        raise ValueError("it must be between 1 and 32767")
+    return number
+
+
+def factor(value: object) -> float:
+    """Return a factor from 0 to 1,000,000."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("it must be a number")
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("it must be a number") from None
+    if not 0 <= number <= 1_000_000:
+        raise ValueError("it must be between 0 and 1,000,000")
+    return number
+
+
+def backoff(value: object) -> tuple[int, ...]:
+    """Return delays in milliseconds from a list of durations in seconds."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError("it must be a list of durations such as ['30s', '2m']")
+    delays = tuple(int(parse_duration(delay) * 1000) for delay in value)
+    if not delays:
+        raise ValueError("it must have at least one delay")
+    return delays
+
+
+def on_expiry(value: object) -> OnExpiry:
+    """Return what a stage asks of the reaper."""
+    try:
+        return OnExpiry(str(value))
+    except ValueError:
+        raise ValueError(f"it must be one of {', '.join(OnExpiry)}") from None
+
+
+def token(value: object) -> str | None:
+    """Return a token, ``None`` where it is blank."""
+    if not isinstance(value, str):
+        raise ValueError("it must be text")
+    return value.strip() or None
+
+
+def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:
+    """Return ``parse`` made to let ``None`` through."""
+    return lambda value: None if value is None else parse(value)

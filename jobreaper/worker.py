@@ -1,0 +1,37 @@
+"""Who this process is, and the clock it may trust for its own waiting."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from typing import Final
+
+# CLOCK_BOOTTIME goes on while the machine sleeps, as the database's clock does. Python's monotonic
+# clock stands still on Linux meanwhile, and a lease would seem younger than it is.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)
+
+_boot_token = secrets.token_hex(4)
+
+
+def local_clock() -> float:
+    """Return seconds on a clock that never steps and counts suspended time where it can."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+
+
+def worker_id() -> str:
+    """Return ``<hostname>:<pid>:<boot token>``.
+
+    The token is drawn anew in every process, so a container restarted with the same host name and
+    pid is never taken for its predecessor.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{_boot_token}"
+
+
+def _draw_boot_token() -> None:
+    global _boot_token
+    _boot_token = secrets.token_hex(4)
+
+
+os.register_at_fork(after_in_child=_draw_boot_token)
