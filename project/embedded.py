@@ -6,7 +6,8 @@ server holds a shared file lock; the keeper waits for the exclusive one and then
 The kernel drops a lock however its holder ends, so a server goes with its last user even after
 `kill -9`, and never before.
 
-The URL is also put into the environment, so children use the server of their parent.
+The URL is also put into the environment: children use the server of their parent, as long as it
+lives.
 """
 
 import atexit
@@ -155,6 +156,10 @@ def _keep(service: str, home: Path, temporary: bool) -> None:
         try:
             server.start()
             started = True
+            record = home / "sockets"
+            if record.exists():  # A killed keeper could not tidy up.
+                shutil.rmtree(record.read_text(), ignore_errors=True)
+            record.write_text(str(sockets))
             (home / "url.new").write_text(server.url)
             (home / "url.new").rename(home / "url")
             # A server that a test kills would, as a zombie, look alive to its successor.
@@ -166,6 +171,7 @@ def _keep(service: str, home: Path, temporary: bool) -> None:
             server.stop()
             _reap_children()
             shutil.rmtree(sockets, ignore_errors=True)
+            (home / "sockets").unlink(missing_ok=True)
             if temporary and started:  # Otherwise its logs are still needed.
                 shutil.rmtree(home, ignore_errors=True)
             # Before `users`: whoever then gets in must not take this keeper for a living one.
@@ -281,14 +287,14 @@ def _let_others_in(path: Path) -> None:
 
 def _let_others_read(programs: Path) -> None:
     """Undo a strict umask at installation, for the account that runs the programs."""
-    _let_others_in(programs / "x")
-    for path in (programs, *programs.rglob("*"), *programs.parent.with_suffix(".libs").rglob("*")):
-        mode = path.stat().st_mode
-        wanted = mode | stat.S_IRGRP | stat.S_IROTH
-        if mode & stat.S_IXUSR:
-            wanted |= stat.S_IXGRP | stat.S_IXOTH
-        if wanted != mode:
-            path.chmod(wanted)
+    _let_others_in(programs)
+    for tree in (programs.parent, programs.parent.with_suffix(".libs")):
+        for path in (tree, *tree.rglob("*")):
+            mode = path.stat().st_mode
+            # Whatever the owner may read or run, others may now too.
+            wanted = mode | (mode >> 6) & (stat.S_IROTH | stat.S_IXOTH)
+            if wanted != mode:
+                path.chmod(wanted)
 
 
 if __name__ == "__main__":
