@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar
 
 from django.db import models, router
 from django.db.models import Case, Q, Value, When
@@ -92,7 +92,7 @@ class LeasedJobQuerySet(models.QuerySet[J]):
             _lease_condition(LeaseState.EXPIRED) | _lease_condition(LeaseState.NONE)
         )
 
-    def with_lease_state(self) -> LeasedJobQuerySet[J]:
+    def with_lease_state(self) -> LeasedJobQuerySet[Any]:
         """Annotate ``lease_state``: a ``LeaseState``, empty for a job that is not running."""
         return self.annotate(
             lease_state=Case(
@@ -257,8 +257,7 @@ def _add_lease_indexes(sender: type[models.Model], **kwargs: object) -> None:
         return
     if not {"status", "lease_expires_at"} <= {field.name for field in options.local_fields}:
         return  # multi-table child: its parent has the columns
-    pk = cast("models.Field[Any, Any]", options.pk)
-    options.indexes = [*options.indexes, *lease_indexes(options.db_table, pk.name)]
+    options.indexes = [*options.indexes, *lease_indexes(options.db_table, options.pk.name)]
     options.original_attrs["indexes"] = options.indexes
 
 

@@ -33,6 +33,9 @@ TRANSIENT_SQLSTATES: Final = frozenset(
     }
 )
 
+# undefined_table, undefined_column
+UNMIGRATED_SQLSTATES: Final = frozenset({"42P01", "42703"})
+
 # Six waits, each half as long again to twice as long as the last, are about six seconds: a restart
 # of PostgreSQL takes one to three.
 RETRIES: Final = 6
@@ -63,7 +66,8 @@ def fetch(
     """Send one statement and return its rows."""
     with connection.cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
 
 def fetch_within(
@@ -141,6 +145,14 @@ def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
                 connection.close()
         time.sleep(wait * random.uniform(0.75, 1.25))
     return send(may_be_committed)
+
+
+def in_words(error: Exception) -> str:
+    """Return a database error as one line that says what to do where that is known."""
+    line = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if getattr(error.__cause__, "sqlstate", None) in UNMIGRATED_SQLSTATES:
+        return f"{line}: run `manage.py migrate` on this database"
+    return line
 
 
 def storable(text: object) -> str:

@@ -353,7 +353,7 @@ def _claim(table: JobTable, worker: str | None, params: dict[str, Any]) -> list[
         for job in jobs:
             length = job.__dict__.pop("lease_remaining_sec")
             lease = Lease(table, alias, job, name, sent_at + length, length)
-            job._lease = lease
+            job._lease = lease  # type: ignore[attr-defined]  # see LeasedJob.save
             leases.append(lease)
         return leases
 

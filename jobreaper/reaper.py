@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from jobreaper import conf, guard, signals
-from jobreaper.db import connection_for, fetch_within, is_transient, retrying, storable
+from jobreaper.db import connection_for, fetch_within, in_words, is_transient, retrying, storable
 from jobreaper.models import ReaperPass
 from jobreaper.states import FailCode, Reason, Trigger
 from jobreaper.tables import JobTable, named
@@ -185,8 +185,8 @@ class _Pass:
             for table in tables if held_reason is None else ():
                 self._reap_table(connection, table)
         except Error as error:
-            errors.append(_in_words(error))
-            logger.warning("pass failed: %s", error)
+            errors.append(in_words(error))
+            logger.warning("pass failed: %s", in_words(error))
         self.result.held_reason = self.result.held_reason or held_reason
         self.result.errors += errors
         if not self.result.dry_run:
@@ -201,8 +201,8 @@ class _Pass:
             else:
                 self._reap_batches(connection, table, outcome)
         except Error as error:
-            outcome.errors.append(_in_words(error))
-            logger.warning("pass over %s failed: %s", table.name, error)
+            outcome.errors.append(in_words(error))
+            logger.warning("pass over %s failed: %s", table.name, in_words(error))
         outcome.duration_ms = (time.monotonic() - started) * 1000
 
     def _reap_batches(
@@ -258,7 +258,7 @@ class _Pass:
         alone, and return their keys.
         """
         expired = _dry_run(connection, table, batch=self.batch_size, skip=known)
-        bad_rows = []
+        bad_rows: list[Any] = []
         parts = [[job.pk for job in expired]]
         while parts:
             part = parts.pop()
@@ -274,8 +274,8 @@ class _Pass:
                 if len(known) + len(bad_rows) >= MOST_BAD_ROWS:
                     raise
                 bad_rows += part
-                outcome.errors.append(f"job {part[0]}: {_in_words(error)}")
-                logger.error("cannot reap %s %s: %s", table.name, part[0], error)
+                outcome.errors.append(f"job {part[0]}: {in_words(error)}")
+                logger.error("cannot reap %s %s: %s", table.name, part[0], in_words(error))
         return bad_rows
 
     def _take(self, table: JobTable, jobs: Iterable[ReapedJob]) -> None:
@@ -311,8 +311,8 @@ class _Pass:
         try:
             retrying(connection, lambda _: row.save(using=connection.alias, force_insert=True))
         except Error as error:
-            self.result.errors.append(f"the pass could not be recorded: {_in_words(error)}")
-            logger.warning("pass could not be recorded: %s", error)
+            self.result.errors.append(f"the pass could not be recorded: {in_words(error)}")
+            logger.warning("pass could not be recorded: %s", in_words(error))
 
 
 def _dry_run(
@@ -348,7 +348,3 @@ def _send(
 
 def _ran_too_long(error: Exception) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == "57014"  # query_canceled
-
-
-def _in_words(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -49,7 +49,7 @@ class JobTable:
     @property
     def pk(self) -> models.Field[Any, Any]:
         """The primary key's field."""
-        return cast("models.Field[Any, Any]", self.model._meta.pk)
+        return self.model._meta.pk
 
     @property
     def alias(self) -> str:
@@ -80,13 +80,13 @@ class JobTable:
 
     @cached_property
     def _parts(self) -> Mapping[str, Composable]:
-        columns = [field.column for field in self.model._meta.concrete_fields]
+        columns = [str(field.column) for field in self.model._meta.concrete_fields]
         parts: dict[str, Composable] = {
             "table": Identifier(*self._name_parts),
             "table_name": Literal(self.name),
-            "id": Identifier(self.pk.column),
+            "id": Identifier(str(self.pk.column)),
             "id_type": SQL(self.pk.rel_db_type(self.connection()) or "text"),
-            "columns": SQL(", ").join(Identifier("job", column) for column in columns),
+            "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
             "priority": SQL("priority DESC, " if self._has_field("priority") else ""),
             "table_ttl_sec": SQL("{}::float8").format(Literal(self.ttl_sec)),
         }
@@ -110,7 +110,7 @@ class JobTable:
         return self._reap("reap_dry_run", "")
 
     def _reap(self, name: str, lock: str) -> str:
-        parts = {**self._parts, "lock": SQL(lock)}  # type: ignore[arg-type]
+        parts = {**self._parts, "lock": SQL(lock)}
         parts["verdicts"] = sql.compose("fragments/verdicts", parts)
         return sql.render(f"statements/{name}", parts)
 

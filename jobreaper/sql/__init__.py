@@ -38,7 +38,7 @@ def vocabulary() -> Mapping[str, Composable]:
 
 def compose(path: str, parts: Mapping[str, Composable]) -> Composed:
     """Return a ``.sql`` file with its ``{names}`` filled from ``parts`` and the vocabulary."""
-    return SQL(source(path)).format(**{**vocabulary(), **parts})  # type: ignore[arg-type]
+    return SQL(source(path)).format(**{**vocabulary(), **parts})
 
 
 def render(path: str, parts: Mapping[str, Composable] | None = None) -> str:
