@@ -93,10 +93,10 @@ def verdict(
     apart from failed attempts. A worker that overran its deadline was not lost, so that budget does
     not apply to a deadline.
     """
-    code = FailCode.DEADLINE if reason is Reason.DEADLINE else FailCode.TIMEOUT
+    code = FailCode.TIMEOUT if reason is Reason.LEASE_EXPIRED else FailCode(reason.value)
     if policy.on_expiry is OnExpiry.FAIL:
         return Verdict(Status.FAILED, code, False)
-    if policy.max_reaps is not None and reason is Reason.LEASE_EXPIRED:
+    if policy.max_reaps is not None and reason is not Reason.DEADLINE:
         if reap_count + 1 >= policy.max_reaps:
             return Verdict(Status.FAILED, FailCode.POISON, False)
         return Verdict(Status.QUEUED, None, True)

@@ -77,6 +77,7 @@ class FailCode(StrEnum):
     TIMEOUT = "timeout"
     POISON = "poison"
     DEADLINE = "deadline"
+    WORKER_LOST = "worker_lost"
 
 
 class Reason(StrEnum):
@@ -84,6 +85,7 @@ class Reason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     DEADLINE = "deadline"
+    WORKER_LOST = "worker_lost"
 
 
 class OnExpiry(StrEnum):

@@ -26,7 +26,10 @@ _FRAGMENTS: Final = (
     "attempt",
     "attempt_details",
     "chosen",
+    "verdict",
+    "reaped",
 )
+_DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +90,7 @@ class JobTable:
             "id": Identifier(str(self.pk.column)),
             "id_type": SQL(self.pk.rel_db_type(self.connection()) or "text"),
             "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
-            "priority": SQL("priority DESC, " if self._has_field("priority") else ""),
+            "priority": SQL("job.priority DESC, " if self._has_field("priority") else ""),
             "table_ttl_sec": SQL("{}::float8").format(Literal(self.ttl_sec)),
         }
         for name in _FRAGMENTS:
@@ -97,6 +100,9 @@ class JobTable:
             ("lease_end_at_claim", "statement_timestamp() + policy.max_runtime"),
         ):
             parts[name] = sql.compose("fragments/lease_end", {"deadline_at": SQL(deadline)})
+        for name, condition in _DUE.items():
+            wanted = {"wanted": sql.compose(f"fragments/{condition}", parts)}
+            parts[name] = sql.compose("fragments/due", {**parts, **wanted})
         return parts
 
     @cached_property

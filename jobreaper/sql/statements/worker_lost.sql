@@ -1,0 +1,38 @@
+-- Worker lost: a process that is known to be dead held these leases. They are taken back at once.
+WITH policies AS MATERIALIZED ({policies}),
+lost AS MATERIALIZED (
+    SELECT job.{id} AS id, job.stage, job.locked_by, job.attempt_count, job.max_attempts,
+           job.reap_count, job.lease_epoch, job.lease_expires_at, job.deadline_at,
+           statement_timestamp() AS ended_at, {worker_lost}::text AS cause
+      FROM {table} AS job
+     WHERE job.status = {processing}
+       AND job.locked_by = %(worker)s
+     ORDER BY job.{id}
+       FOR NO KEY UPDATE OF job
+),
+{verdict},
+{reaped},
+event AS (
+    INSERT INTO job_events (job_id, data)
+    SELECT reaped.id::text,
+           jsonb_build_object(
+               'type', {job_worker_lost}::text,
+               'table', {table_name}::text,
+               'details', jsonb_build_object(
+                   'reason', reaped.reason,
+                   'how', %(how)s::text,
+                   'outcome', CASE WHEN reaped.requeues THEN {queued} ELSE {failed} END,
+                   'fail_code', reaped.fail_code,
+                   'locked_by', reaped.locked_by,
+                   'stage', reaped.stage,
+                   'attempt', reaped.attempt_count,
+                   'epoch', reaped.lease_epoch,
+                   'reaper', %(reaper)s::text,
+                   'next_earliest_run_at', CASE WHEN reaped.requeues THEN
+                       to_char(reaped.run_again_at AT TIME ZONE 'UTC', {iso_utc}) END),
+               'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
+      FROM reaped
+)
+SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+       CASE WHEN requeues THEN run_again_at END
+  FROM reaped
