@@ -42,13 +42,19 @@ def fail(
 
 
 def cancel(
-    model: type[models.Model], pks: Iterable[object], *, by: str, reason: str | None = None
+    model: type[models.Model],
+    pks: Iterable[object],
+    *,
+    by: str,
+    reason: str | None = None,
+    event: EventType = EventType.ADMIN_CANCELLED,
 ) -> list[Any]:
     """Cancel queued and processing jobs, and return the keys of those that were changed.
 
-    A worker that is running one is told at its next beat and cannot finish it.
+    A worker that is running one is told at its next beat and cannot finish it. ``event`` is
+    ``JOB_CANCELLED`` where a program cancels and no operator.
     """
-    return _change(model, pks, Status.CANCELLED, EventType.ADMIN_CANCELLED, by, reason)
+    return _change(model, pks, Status.CANCELLED, event, by, reason)
 
 
 def _change(

@@ -75,6 +75,8 @@ class Beatable(Protocol):
 
     def beaten(self, beat: Beat, sent_at: float) -> None: ...
 
+    def missed(self) -> None: ...
+
 
 def beat(
     connection: BaseDatabaseWrapper, table: JobTable, leases: Sequence[Beatable]
@@ -175,6 +177,8 @@ class Heart:
             except Exception as error:
                 renewed = False
                 connections[alias].close()
+                for lease in held:
+                    lease.missed()
                 signals.heartbeat_failed.send_robust(
                     table.model, alias=alias, table=table.name, error=error, leases=len(held)
                 )

@@ -23,7 +23,7 @@ from jobreaper import conf, heartbeat, signals
 from jobreaper.db import fetch, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost, NotClaimed
 from jobreaper.heartbeat import Beat
-from jobreaper.states import Status
+from jobreaper.states import EventType, Status
 from jobreaper.tables import JobTable, table_of
 from jobreaper.worker import local_clock, worker_id
 
@@ -54,6 +54,8 @@ class Lease:
         self._closed = False
         self._closing: Any = None
         self._lock = threading.Lock()
+        # Called once, from whichever thread finds the lease lost.
+        self.on_lost: Callable[[LeaseLost], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Lease {self.table.name} {self.pk} epoch {self.epoch}>"
@@ -125,11 +127,13 @@ class Lease:
         reason: str | None = None,
         *,
         retry: bool = True,
-    ) -> None:
+        delay_sec: float | None = None,
+    ) -> bool:
         """End this attempt as failed: back to the queue with the stage's backoff while attempts are
-        left, ``failed`` for good otherwise or with ``retry=False``.
+        left, ``failed`` for good otherwise or with ``retry=False``. Return whether it went back.
 
         An exception gives its class as ``fail_code`` and its message as ``fail_reason``.
+        ``delay_sec`` takes the place of the backoff.
 
         Raises:
             LeaseLost: the lease is lost; nothing was written.
@@ -138,15 +142,17 @@ class Lease:
         if isinstance(code_or_exception, BaseException):
             reason = str(code_or_exception) if reason is None else reason
             code_or_exception = type(code_or_exception).__qualname__
-        self._end(
+        event = self._end(
             "fail",
             {
                 "fail_code": storable(code_or_exception)[:LONGEST_CODE],
                 "fail_reason": None if reason is None else storable(reason),
                 "retry": retry,
+                "delay_sec": delay_sec,
                 "policies": conf.settings().policies_json,
             },
         )
+        return bool(event) and event["type"] == EventType.JOB_RETRIED
 
     def release(self) -> None:
         """Give the job back unharmed, as on shutdown: it is due at once, the attempt not counted.
@@ -187,6 +193,13 @@ class Lease:
             # Locked by some transaction, and ours by the database's own word.
             self._runs_out_at = max(self._runs_out_at, sent_at + self.length_sec)
 
+    def missed(self) -> None:
+        """Take in that a heartbeat could not be sent. A worker that asked to be told is told when
+        the lease must have run out; any other finds out when it asks.
+        """
+        if self.on_lost is not None:
+            _ = self.lost
+
     def _mark_lost(self, reason: str, status: str | None, epoch: int | None) -> None:
         with self._lock:
             if self._lost is not None:
@@ -201,6 +214,8 @@ class Lease:
         signals.lease_lost.send_robust(
             self.table.model, lease=self, reason=reason, status=status, epoch=epoch
         )
+        if self.on_lost is not None:
+            self.on_lost(self._lost)
 
     def _lost_error(self, why: str, status: str | None, epoch: int | None) -> LeaseLost:
         now = "" if status is None else f"; the job is now {status} at epoch {epoch}"
@@ -216,18 +231,17 @@ class Lease:
         if self.closed:
             raise LeaseClosed(f"cannot {verb} {self!r}: this worker has ended it already")
 
-    def _end(self, verb: str, params: Mapping[str, Any]) -> None:
+    def _end(self, verb: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_closed(verb)
         connection = self.table.connection(self.alias)
         try:
-            details = retrying(
-                connection, lambda tried: self._send(connection, verb, params, tried)
-            )
+            event = retrying(connection, lambda tried: self._send(connection, verb, params, tried))
         except LeaseLost as error:
             self._lost = self._lost or error
             heartbeat.heart.remove(self)
             raise
-        self._close(connection, details)
+        self._close(connection, event)
+        return event
 
     def _send(
         self,
@@ -297,10 +311,10 @@ class Lease:
 
 
 _ENDINGS: Final[Mapping[str, Signal]] = {
-    "job:finished": signals.job_finished,
-    "job:retried": signals.job_retried,
-    "job:failed": signals.job_failed,
-    "job:released": signals.job_released,
+    EventType.JOB_FINISHED: signals.job_finished,
+    EventType.JOB_RETRIED: signals.job_retried,
+    EventType.JOB_FAILED: signals.job_failed,
+    EventType.JOB_RELEASED: signals.job_released,
 }
 
 

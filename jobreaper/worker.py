@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
@@ -23,15 +24,29 @@ def local_clock() -> float:
 def worker_id() -> str:
     """Return ``<hostname>:<pid>:<boot token>``.
 
-    The token is drawn anew in every process, so a container restarted with the same host name and
+    The token differs from process to process, so a container restarted with the same host name and
     pid is never taken for its predecessor.
     """
-    return f"{socket.gethostname()}:{os.getpid()}:{_boot_token}"
+    return _id(os.getpid(), _boot_token)
 
 
-def _draw_boot_token() -> None:
+def id_of_child(pid: int) -> str:
+    """Return the worker id of a process that this one has forked, alive or not."""
+    return _id(pid, _token_of_child(pid))
+
+
+def _id(pid: int, token: str) -> str:
+    return f"{socket.gethostname()}:{pid}:{token}"
+
+
+def _token_of_child(pid: int) -> str:
+    # Drawn from the parent's, so that the parent can name its dead.
+    return hashlib.sha256(f"{_boot_token}:{pid}".encode()).hexdigest()[: len(_boot_token)]
+
+
+def _become_child() -> None:
     global _boot_token
-    _boot_token = secrets.token_hex(4)
+    _boot_token = _token_of_child(os.getpid())
 
 
-os.register_at_fork(after_in_child=_draw_boot_token)
+os.register_at_fork(after_in_child=_become_child)

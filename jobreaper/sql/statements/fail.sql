@@ -9,7 +9,8 @@ ended AS (
            finished_at = CASE WHEN %(retry)s AND job.attempt_count < job.max_attempts
                               THEN NULL ELSE statement_timestamp() END,
            next_earliest_run_at = CASE WHEN %(retry)s AND job.attempt_count < job.max_attempts
-                                       THEN statement_timestamp() + {backoff}
+                                       THEN statement_timestamp() + coalesce(
+                                           make_interval(secs => %(delay_sec)s), {backoff})
                                        ELSE job.next_earliest_run_at END,
            fail_code = %(fail_code)s,
            fail_reason = %(fail_reason)s,
