@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jobreaper.base import LeasedJob
-    from jobreaper.celery import beat_schedule
+    from jobreaper.celery import LeasedTask, beat_schedule
     from jobreaper.control import cancel, fail, requeue
     from jobreaper.exceptions import (
         ConfigurationError,
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "base": ("LeasedJob",),
-    "celery": ("beat_schedule",),
+    "celery": ("LeasedTask", "beat_schedule"),
     "control": ("cancel", "fail", "requeue"),
     "exceptions": (
         "ConfigurationError",
@@ -57,6 +57,7 @@ __all__ = [
     "LeaseClosed",
     "LeaseLost",
     "LeasedJob",
+    "LeasedTask",
     "NotClaimed",
     "PassResult",
     "UnknownTable",

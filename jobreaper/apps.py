@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, post_save
 
 
 class JobreaperConfig(AppConfig):
@@ -18,9 +18,11 @@ class JobreaperConfig(AppConfig):
     def ready(self) -> None:
         """Connect what reacts to core code, which knows nothing of it."""
         from jobreaper import checks, logs
+        from jobreaper.celery import dispatcher
 
         checks.register()
         logs.connect()
+        post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
         if find_spec("django_celery_beat") is not None:
             from jobreaper.celery import periodic
 

@@ -86,6 +86,12 @@ class LeasedJobQuerySet(models.QuerySet[J]):
         """Return running jobs whose lease is in ``state``."""
         return self.running().filter(_lease_condition(state))
 
+    def enqueue(self, **fields: Any) -> J:
+        """Create a job. With a ``LeasedTask`` for it, it is sent to Celery when the transaction
+        commits.
+        """
+        return self.create(**fields)
+
     def stuck(self) -> LeasedJobQuerySet[J]:
         """Return running jobs that nobody answers for: their lease ran out, or they have none."""
         return self.running().filter(

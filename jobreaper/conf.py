@@ -31,6 +31,8 @@ MAX_ATTEMPTS: Final = ("JOB_MAX_ATTEMPTS", "QUEUE_MAX_ATTEMPTS")
 LEASE: Final = ("DEFAULT_LEASE_SEC", "QUEUE_VISIBILITY_SEC")
 HEARTBEAT: Final = ("HEARTBEAT_SEC",)
 GRACE: Final = ("RECOVERY_GRACE_SEC",)
+DISPATCH_INTERVAL: Final = ("DISPATCH_INTERVAL_SEC",)
+DISPATCH_AGAIN: Final = ("DISPATCH_AGAIN_SEC",)
 BACKOFF_BASE: Final = ("JOB_RETRY_BACKOFF_MS_BASE", "QUEUE_RETRY_BACKOFF_MS_BASE")
 BACKOFF_MAX: Final = ("JOB_RETRY_BACKOFF_MS_MAX", "QUEUE_RETRY_BACKOFF_MS_MAX")
 TICK_TOKEN: Final = ("TICK_TOKEN",)
@@ -45,6 +47,8 @@ DEFAULT_INTERVAL_SEC: Final = 60.0
 DEFAULT_MAX_ATTEMPTS: Final = 3
 DEFAULT_LEASE_SEC: Final = 300.0
 DEFAULT_HEARTBEAT_SEC: Final = 15.0
+DEFAULT_DISPATCH_INTERVAL_SEC: Final = 5.0
+DEFAULT_DISPATCH_AGAIN_SEC: Final = 120.0
 DEFAULT_BACKOFF_MAX_MS: Final = policies.DEFAULT_BACKOFF_MS[-1]
 DEFAULT_SLA_FACTORS: Final = MappingProxyType({"clip": 6.0, "asr": 12.0, "burnin": 8.0})
 DEFAULT_RETENTION: Final = MappingProxyType(
@@ -63,6 +67,8 @@ DICT_KEYS: Final = (
     *LEASE,
     *HEARTBEAT,
     *GRACE,
+    *DISPATCH_INTERVAL,
+    *DISPATCH_AGAIN,
     *BACKOFF_BASE,
     *BACKOFF_MAX,
     *TICK_TOKEN,
@@ -97,6 +103,8 @@ class Settings:
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     heartbeat_sec: float = DEFAULT_HEARTBEAT_SEC
     recovery_grace_sec: float = 2 * DEFAULT_HEARTBEAT_SEC
+    dispatch_interval_sec: float = DEFAULT_DISPATCH_INTERVAL_SEC
+    dispatch_again_sec: float = DEFAULT_DISPATCH_AGAIN_SEC
     default_policy: StagePolicy = field(default_factory=StagePolicy)
     stages: Mapping[str, StagePolicy] = field(default_factory=lambda: MappingProxyType({}))
     retention_sec: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
@@ -128,6 +136,8 @@ _STAGE_PARSERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = Mappi
         "max_reaps": ("max_reaps", values.optional(values.count)),
         "ttl": ("ttl_sec", values.optional(values.positive_duration)),
         "max_running": ("max_running", values.optional(values.count)),
+        "queue": ("queue", values.optional(values.text)),
+        "priority": ("priority", values.optional(values.priority)),
     }
 )
 
@@ -283,6 +293,12 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
         max_attempts=reader.value(MAX_ATTEMPTS, values.count, DEFAULT_MAX_ATTEMPTS),
         heartbeat_sec=heartbeat_sec,
         recovery_grace_sec=reader.value(GRACE, values.parse_duration, 2 * heartbeat_sec),
+        dispatch_interval_sec=reader.value(
+            DISPATCH_INTERVAL, values.positive_duration, DEFAULT_DISPATCH_INTERVAL_SEC
+        ),
+        dispatch_again_sec=reader.value(
+            DISPATCH_AGAIN, values.positive_duration, DEFAULT_DISPATCH_AGAIN_SEC
+        ),
         default_policy=default_policy,
         stages=MappingProxyType(_read_stages(reader, default_policy)),
         retention_sec=MappingProxyType(_read_retention(reader)),

@@ -45,10 +45,10 @@ class LeaseLost(JobreaperError):
 
     def __init__(
         self,
-        message: str,
+        message: str = "the lease was lost",
         *,
-        table: str,
-        pk: object,
+        table: str | None = None,
+        pk: object = None,
         status: str | None = None,
         epoch: int | None = None,
     ) -> None:

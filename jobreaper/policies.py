@@ -22,7 +22,7 @@ class StagePolicy:
     """The rules of one stage. The default policy has the stage ``""``.
 
     Durations are seconds, ``backoff_ms`` milliseconds: entry *n* is the wait after attempt *n*, and
-    the last entry is repeated.
+    the last entry is repeated. ``queue`` and ``priority`` are those of the stage's messages.
     """
 
     stage: str = ""
@@ -34,6 +34,8 @@ class StagePolicy:
     max_reaps: int | None = None
     ttl_sec: float | None = None
     max_running: int | None = None
+    queue: str | None = None
+    priority: int | None = None
 
     def as_row(self) -> dict[str, Any]:
         """Return the policy as a JSON-ready row for the SQL statements."""

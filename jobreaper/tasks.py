@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from celery import shared_task
 
 from jobreaper import reaper
+from jobreaper.celery import dispatcher
+from jobreaper.celery.schedule import DISPATCH, REAP
 from jobreaper.states import Trigger
 
 
-@shared_task(name="jobreaper.reap", ignore_result=True)
+@shared_task(name=REAP, ignore_result=True)
 def reap() -> dict[str, Any]:
     """Run one pass over every job table."""
     result = reaper.reap(trigger=Trigger.BEAT)
@@ -20,3 +23,9 @@ def reap() -> dict[str, Any]:
         "held": result.held,
         "errors": result.all_errors,
     }
+
+
+@shared_task(name=DISPATCH, ignore_result=True)
+def dispatch() -> dict[str, Any]:
+    """Send the due jobs of every job table to Celery."""
+    return asdict(dispatcher.dispatch())

@@ -107,6 +107,20 @@ def on_expiry(value: object) -> OnExpiry:
         raise ValueError(f"it must be one of {', '.join(OnExpiry)}") from None
 
 
+def text(value: object) -> str:
+    """Return text that is not blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("it must be text")
+    return value
+
+
+def priority(value: object) -> int:
+    """Return a message priority from 0 to 255, as brokers have them."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+        raise ValueError("it must be a whole number from 0 to 255")
+    return value
+
+
 def token(value: object) -> str | None:
     """Return a token, ``None`` where it is blank."""
     if not isinstance(value, str):

@@ -1,7 +1,8 @@
-"""Celery: the beat schedule, and the same schedule as periodic tasks of django-celery-beat."""
+"""Celery: tasks that run under a lease, their dispatcher, and the beat schedule."""
 
 from __future__ import annotations
 
 from jobreaper.celery.schedule import beat_schedule
+from jobreaper.celery.task import LeasedTask
 
-__all__ = ["beat_schedule"]
+__all__ = ["LeasedTask", "beat_schedule"]

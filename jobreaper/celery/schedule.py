@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from jobreaper import conf
 
 REAP: Final = "jobreaper.reap"
+DISPATCH: Final = "jobreaper.dispatch"
 
 
 class Entry(NamedTuple):
@@ -19,7 +20,11 @@ class Entry(NamedTuple):
 
 def entries() -> list[Entry]:
     """Return every scheduled task of the package."""
-    return [Entry("jobreaper: reap", REAP, conf.settings().reaper_interval_sec)]
+    settings = conf.settings()
+    return [
+        Entry("jobreaper: reap", REAP, settings.reaper_interval_sec),
+        Entry("jobreaper: dispatch", DISPATCH, settings.dispatch_interval_sec),
+    ]
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

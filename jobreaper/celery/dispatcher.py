@@ -1,0 +1,221 @@
+"""Sending due jobs to Celery.
+
+The row is the job and a message is a nudge. A job is marked as sent before its message goes out; a
+message that is lost expires, and the job is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from celery import Celery, current_app
+from celery.exceptions import OperationalError as BrokerError
+from django.db import models, transaction
+
+from jobreaper import conf
+from jobreaper.base import LeasedJob
+from jobreaper.celery.task import LeasedTask
+from jobreaper.db import fetch, retrying
+from jobreaper.exceptions import ConfigurationError
+from jobreaper.states import Status
+from jobreaper.tables import JobTable, job_tables, table_of
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE: Final = 500
+# Enough to say that a stage has no task; counting further says nothing more.
+MOST_UNHANDLED: Final = 1000
+
+
+class Due(NamedTuple):
+    """A job that is marked as sent and now to be sent."""
+
+    pk: Any
+    stage: str | None
+    dispatched_at: datetime
+
+
+@dataclass
+class DispatchResult:
+    """What one dispatch did: messages sent by table, and queued jobs without a task by table and
+    stage.
+    """
+
+    sent: dict[str, int] = field(default_factory=dict)
+    unhandled: dict[str, dict[str | None, int]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+
+def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
+    """Return the leased tasks of ``model`` by stage; ``None`` is the one for every other stage."""
+    _import_tasks(current_app)
+    found: dict[str | None, LeasedTask] = {}
+    for name in sorted(current_app.tasks):
+        task = current_app.tasks[name]
+        if not isinstance(task, LeasedTask):
+            continue
+        try:
+            if task.job_model() is not model:
+                continue
+        except ConfigurationError as error:
+            logger.error("%s", error)
+            continue
+        if task.stage in found:
+            logger.error(
+                "%s and %s both handle stage %r of %s; the first is used",
+                found[task.stage].name,
+                name,
+                task.stage,
+                model._meta.label,
+            )
+            continue
+        found[task.stage] = task
+    return found
+
+
+@cache
+def _import_tasks(app: Celery) -> None:
+    """Import the tasks, which a process that only sends, such as the web server, has not done."""
+    app.loader.import_default_modules()
+
+
+def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
+    """Send the due jobs of every job table, oldest and highest priority first, at most
+    ``batch_size`` of each table.
+
+    Any number of dispatchers may run at once: a job is sent by one of them. With the broker away
+    the jobs stay queued and the error is in the result.
+    """
+    result = DispatchResult()
+    for table in job_tables():
+        tasks = handlers(table.model)
+        _report_unhandled(table, tasks, result)
+        if not tasks:
+            continue
+        stages = None if None in tasks else list(tasks)
+        try:
+            result.sent[table.name] = _send(
+                table, tasks, _mark(table, {"id": None, "n": batch_size, "stages": stages})
+            )
+        except BrokerError as error:
+            logger.error("the broker did not take the jobs of %s: %s", table.name, error)
+            result.errors.append(f"{table.name}: {error}")
+    return result
+
+
+def dispatch_job(model: type[models.Model], pk: object) -> bool:
+    """Send one job if it is due, not sent lately and has a task; return whether it was sent.
+
+    With the broker away the job stays queued, and the next dispatch sends it.
+    """
+    table = table_of(model)
+    tasks = handlers(table.model)
+    if not tasks:
+        return False
+    stages = None if None in tasks else list(tasks)
+    params = {"id": table.prepare_pk(pk), "n": 1, "stages": stages}
+    try:
+        return bool(_send(table, tasks, _mark(table, params)))
+    except BrokerError as error:
+        logger.error("the broker did not take %s %s: %s", table.name, pk, error)
+        return False
+
+
+def send_on_commit(sender: type[models.Model], instance: Any, created: bool, **kwargs: Any) -> None:
+    """Send a job that was made through Django when its transaction commits, and never before; a
+    receiver of ``post_save``.
+    """
+    if (
+        created
+        and not kwargs.get("raw")
+        and isinstance(instance, LeasedJob)
+        and instance.status == Status.QUEUED
+    ):
+        transaction.on_commit(
+            lambda: dispatch_job(sender, instance.pk), using=instance._state.db, robust=True
+        )
+
+
+def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
+    connection = table.connection()
+    again_sec = conf.settings().dispatch_again_sec
+    rows = retrying(
+        connection,
+        lambda _: fetch(
+            connection, table.statement("dispatch"), {**params, "again_sec": again_sec}
+        ),
+    )
+    return list(map(Due._make, rows))
+
+
+def _send(table: JobTable, tasks: dict[str | None, LeasedTask], due: Sequence[Due]) -> int:
+    """Send the messages and return how many; those that the broker did not take are unmarked."""
+    if not due:
+        return 0
+    sent = 0
+    try:
+        with _producer() as producer:
+            for job in due:
+                task = tasks.get(job.stage) or tasks[None]
+                policy = conf.settings().policy(job.stage)
+                options = {"queue": policy.queue, "priority": policy.priority}
+                task.apply_async(
+                    args=[job.pk],
+                    producer=producer,
+                    expires=conf.settings().dispatch_again_sec,
+                    retry=False,
+                    **{name: value for name, value in options.items() if value is not None},
+                )
+                sent += 1
+    finally:
+        if unsent := due[sent:]:
+            fetch(
+                table.connection(),
+                table.statement("undo_dispatch"),
+                {
+                    "ids": [job.pk for job in unsent],
+                    "dispatched_at": [job.dispatched_at for job in unsent],
+                },
+            )
+    return sent
+
+
+@contextmanager
+def _producer() -> Iterator[Any]:
+    """Return a producer on a pooled connection that is known to be up; left to itself, kombu tries
+    to connect for ever.
+
+    Raises:
+        BrokerError: the broker could not be reached or went away.
+    """
+    with current_app.pool.acquire(block=True) as connection:
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0.5)
+            yield current_app.amqp.Producer(connection)
+        except (OSError, *connection.connection_errors, *connection.channel_errors) as error:
+            # So that the pool does not hand out the broken connection again.
+            connection.collapse()
+            raise BrokerError(str(error)) from error
+
+
+def _report_unhandled(
+    table: JobTable, tasks: dict[str | None, LeasedTask], result: DispatchResult
+) -> None:
+    """Name the stages whose jobs wait for a task. A table without any task has other workers."""
+    if not tasks or None in tasks:
+        return
+    connection = table.connection()
+    rows = fetch(
+        connection,
+        table.statement("unhandled"),
+        {"stages": [stage for stage in tasks if stage], "most": MOST_UNHANDLED},
+    )
+    if rows:
+        result.unhandled[table.name] = dict(rows)
+        logger.warning("no task handles these stages of %s: %s", table.name, dict(rows))

@@ -1,0 +1,210 @@
+"""``LeasedTask``: a Celery task that runs under a lease.
+
+A message carries the job's id and nothing else. The row decides whether the job may run, so a
+message that is late, lost or delivered fifty times does no harm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from django.apps import apps
+from django.db import Error, models, transaction
+
+from jobreaper import control
+from jobreaper.exceptions import ConfigurationError, LeaseLost
+from jobreaper.leases import Lease, claim
+from jobreaper.states import EventType
+
+logger = logging.getLogger(__name__)
+
+
+class LeasedTask(Task):  # type: ignore[type-arg]
+    """Base of a task that runs the jobs of one model, or of one stage of it.
+
+    ::
+
+        @shared_task(base=LeasedTask, model="media.Job", stage="clip")
+        def render(job, lease): ...
+
+    Options, given to the decorator:
+
+    ``model``
+        the job table's model, or its label.
+    ``stage``
+        the stage it handles; without one, every stage of the model that no other task handles.
+    ``result_field``
+        a field of the model that takes what the function returns, in the transaction that finishes
+        the job.
+    ``interrupt``
+        raise ``LeaseLost`` in the middle of the function when the lease is lost, where the pool
+        runs each task in a thread of its own (prefork, threads, solo).
+
+    How each ending of the function ends the job is in ``docs/celery.md``.
+    """
+
+    abstract = True
+    Request = "jobreaper.celery.request:LeasedRequest"
+
+    model: type[models.Model] | str | None = None
+    stage: str | None = None
+    result_field: str | None = None
+    interrupt = False
+
+    # The message is a nudge and the row is the job: nothing is gained by keeping the message until
+    # the job ends, and Redis would deliver it again after its visibility timeout.
+    acks_late = False
+    reject_on_worker_lost = False
+    ignore_result = True
+    # The function takes (job, lease), its message only the job's id.
+    typing = False
+
+    @classmethod
+    def job_model(cls) -> type[models.Model]:
+        """Return the model whose jobs this task runs.
+
+        Raises:
+            ConfigurationError: the task was declared without one, or there is no such model.
+        """
+        if cls.model is None:
+            raise ConfigurationError(f"task {cls.name} needs model=… beside base=LeasedTask")
+        if not isinstance(cls.model, str):
+            return cls.model
+        try:
+            return apps.get_model(cls.model)
+        except (LookupError, ValueError) as error:
+            raise ConfigurationError(f"task {cls.name}: no model {cls.model!r}: {error}") from error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Claim the job whose id is the message's one argument, run the function, end the job."""
+        if len(args) != 1 or kwargs:
+            raise TypeError(f"{self.name} takes one argument, the job's id: apply_async(args=[pk])")
+        lease = claim(self.job_model(), args[0])
+        if lease is None:
+            logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
+            return None
+        with lease, _ended_by(self, lease):
+            with _interrupting(lease) if self.interrupt else nullcontext():
+                result = self.run(lease.job, lease)
+            if not lease.closed:
+                self._finish(lease, result)
+            return result
+
+    def retry(  # type: ignore[override]
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Retry:
+        """Raise ``Retry``, as Celery does; the job's row takes the place of a new message.
+
+        ``eta`` or ``countdown`` (seconds) takes the place of the stage's backoff. How often a job
+        is tried is the row's ``max_attempts``, so ``max_retries`` is not read.
+        """
+        when = eta if eta is not None else countdown
+        error = Retry("retried", exc=exc, when=when)  # type: ignore[arg-type]
+        if throw:
+            raise error from exc
+        return error
+
+    def _finish(self, lease: Lease, result: Any) -> None:
+        if self.result_field is None:
+            lease.finish()
+            return
+        with transaction.atomic(using=lease.alias):
+            setattr(lease.job, self.result_field, result)
+            lease.job.save(using=lease.alias, update_fields=[self.result_field])
+            lease.finish()
+
+
+@contextmanager
+def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
+    """End the lease as the exception that leaves the block says, and let the exception go on."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, LeaseLost) and lease.lost:
+            # A cancelled or reaped job is nobody's failure: the record says what happened.
+            logger.info("%s stopped: %s", task.name, error)
+            raise Ignore from error
+        went_back = False
+        # Where this write fails too, the lease runs out and the reaper does the rest.
+        with suppress(LeaseLost, Error):
+            if not (lease.closed or lease.lost):
+                went_back = _end(lease, error)
+        if isinstance(error, Retry) and error.exc is not None and not went_back:
+            raise error.exc from error
+        if isinstance(error, SystemExit) and not _was_told_to_stop():
+            raise RuntimeError(f"{task.name} called sys.exit({error.code!r})") from error
+        raise
+
+
+def _end(lease: Lease, error: BaseException) -> bool:
+    """End a lease by what its function raised; return whether the job went back to the queue."""
+    if isinstance(error, Retry):
+        return lease.fail(error.exc or error, delay_sec=_seconds_until(error.when))
+    if isinstance(error, Ignore):
+        model = type(lease.job)
+        control.cancel(model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED)
+        return False
+    if isinstance(error, Reject):
+        return lease.fail(error, retry=bool(error.requeue))
+    if isinstance(error, Exception):
+        return lease.fail(error)
+    if isinstance(error, SystemExit) and not _was_told_to_stop():
+        # The function's own sys.exit(): released, the job would run for ever.
+        return lease.fail(error)
+    lease.release()
+    return True
+
+
+def _was_told_to_stop() -> bool:
+    """Return whether a signal ended this process, and not its own code."""
+    # billiard sets this in the handler that raises SystemExit in a pool's child.
+    from billiard import common
+
+    return bool(common._should_have_exited[0])
+
+
+def _seconds_until(when: Any) -> float | None:
+    if isinstance(when, datetime):
+        moment = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return None if when is None else max(0.0, float(when))
+
+
+@contextmanager
+def _interrupting(lease: Lease) -> Iterator[None]:
+    """Raise ``LeaseLost`` in this thread when the lease is lost, and never after the block."""
+    thread = ctypes.c_ulong(threading.get_ident())
+    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    in_block = True
+    lock = threading.Lock()
+
+    def interrupt(_: LeaseLost) -> None:
+        with lock:
+            if in_block and threading.get_ident() != thread.value:
+                raise_in_thread(thread, ctypes.py_object(LeaseLost))
+
+    lease.on_lost = interrupt
+    try:
+        yield
+    finally:
+        with lock:
+            in_block = False
+            # An exception that is set and not yet raised would surface in Celery's own code.
+            raise_in_thread(thread, None)
+        lease.on_lost = None
