@@ -227,13 +227,19 @@ def _mapping(reader: _Reader, key: str) -> Mapping[str, Any]:
 
 def _read_stages(reader: _Reader, default_policy: StagePolicy) -> dict[str, StagePolicy]:
     given = _mapping(reader, STAGES)
+    names = {stage: _env_name(stage) for stage in DEFAULT_SLA_FACTORS}
+    for stage in given:
+        if isinstance(stage, str) and stage:
+            names[stage] = _env_name(stage)
+        else:
+            why = "a stage's name must be text, and not empty"
+            reader.bad_value(f"JOBREAPER['{STAGES}']", stage, why)
     # A stage such as "burn-in" is BURN_IN in the environment; its own spelling wins.
-    names = {_env_name(stage): stage for stage in (*DEFAULT_SLA_FACTORS, *given)}
-    for name in (*reader.given, *reader.environment):
-        if name.endswith(SLA_FACTOR_SUFFIX) and name != SLA_FACTOR_SUFFIX:
-            names.setdefault(name, name.removesuffix(SLA_FACTOR_SUFFIX).lower())
+    for name in map(str, (*reader.given, *reader.environment)):
+        if name.endswith(SLA_FACTOR_SUFFIX) and name not in (SLA_FACTOR_SUFFIX, *names.values()):
+            names[name.removesuffix(SLA_FACTOR_SUFFIX).lower()] = name
     stages = {}
-    for name, stage in names.items():
+    for stage, name in names.items():
         factor = reader.value((name,), values.factor, DEFAULT_SLA_FACTORS.get(stage, 0.0))
         options = given.get(stage, {})
         if not isinstance(options, Mapping):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from jobreaper.policies import LONGEST_MS
@@ -16,6 +17,13 @@ T = TypeVar("T")
 
 _UNITS_SEC: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+
+
+def _number(value: float | str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def parse_duration(value: object) -> float:
@@ -33,7 +41,7 @@ def parse_duration(value: object) -> float:
         if parts and not _DURATION.sub("", text).strip():
             value = sum(float(number) * _UNITS_SEC[unit] for number, unit in parts)
     try:
-        seconds = float(value)
+        seconds = _number(value)
     except ValueError:
         raise ValueError("it must be a number of seconds or text such as '10m'") from None
     if not math.isfinite(seconds) or seconds < 0:
@@ -53,11 +61,10 @@ def positive_duration(value: object) -> float:
 
 def milliseconds(value: object) -> int:
     """Return whole milliseconds: a bare number is milliseconds, text with a unit is a duration."""
-    try:
-        duration = float(value) / 1000  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        duration = parse_duration(value)
-    whole = int(parse_duration(duration) * 1000)
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError):
+            value = _number(value) / 1000
+    whole = round(parse_duration(value) * 1000)
     if whole < 1:
         raise ValueError("it must be at least 1 ms")
     return whole
@@ -81,7 +88,7 @@ def factor(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("it must be a number")
     try:
-        number = float(value)
+        number = _number(value)
     except ValueError:
         raise ValueError("it must be a number") from None
     if not 0 <= number <= 1_000_000:
@@ -93,7 +100,7 @@ def backoff(value: object) -> tuple[int, ...]:
     """Return delays in milliseconds from a list of durations in seconds."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError("it must be a list of durations such as ['30s', '2m']")
-    delays = tuple(int(parse_duration(delay) * 1000) for delay in value)
+    delays = tuple(round(parse_duration(delay) * 1000) for delay in value)
     if not delays:
         raise ValueError("it must have at least one delay")
     return delays

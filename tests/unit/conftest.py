@@ -1,0 +1,6 @@
+"""Examples are the same on every run, so that a change is to blame for a failure."""
+
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
