@@ -6,7 +6,7 @@ Only a process that saw the worker die may say so, such as its parent. Silence i
 from __future__ import annotations
 
 from jobreaper import conf, signals
-from jobreaper.db import fetch_within
+from jobreaper.db import fetch_within, storable
 from jobreaper.reaper import LOCK_TIMEOUT_SEC, STATEMENT_TIMEOUT_SEC, ReapedJob
 from jobreaper.tables import JobTable
 from jobreaper.worker import worker_id
@@ -26,7 +26,7 @@ def give_back(table: JobTable, worker: str, how: str) -> list[ReapedJob]:
         table.statement("worker_lost"),
         {
             "worker": worker,
-            "how": how,
+            "how": storable(how),
             "reaper": worker_id(),
             "policies": conf.settings().policies_json,
         },

@@ -33,6 +33,10 @@ DEFAULT_BATCH_SIZE: Final = 500
 MOST_UNHANDLED: Final = 1000
 
 
+# What was last said of each table: a job that waits is worth one line, not one every few seconds.
+_reported: Final[dict[str, frozenset[str | None]]] = {}
+
+
 class Due(NamedTuple):
     """A job that is marked as sent and now to be sent."""
 
@@ -218,4 +222,7 @@ def _report_unhandled(
     )
     if rows:
         result.unhandled[table.name] = dict(rows)
+    stages = frozenset(stage for stage, _ in rows)
+    if stages != _reported.get(table.name, frozenset()):
         logger.warning("no task handles these stages of %s: %s", table.name, dict(rows))
+    _reported[table.name] = stages

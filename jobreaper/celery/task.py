@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.apps import apps
 from django.db import Error, models, transaction
 
 from jobreaper import control
+from jobreaper.celery import shutdown
 from jobreaper.exceptions import ConfigurationError, LeaseLost
 from jobreaper.leases import Lease, claim
 from jobreaper.states import EventType
@@ -147,7 +148,7 @@ def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
                 went_back = _end(lease, error)
         if isinstance(error, Retry) and error.exc is not None and not went_back:
             raise error.exc from error
-        if isinstance(error, SystemExit) and not _was_told_to_stop():
+        if isinstance(error, SystemExit) and not _was_told_to_stop(error):
             raise RuntimeError(f"{task.name} called sys.exit({error.code!r})") from error
         raise
 
@@ -161,18 +162,23 @@ def _end(lease: Lease, error: BaseException) -> bool:
         control.cancel(model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED)
         return False
     if isinstance(error, Reject):
-        return lease.fail(error, retry=bool(error.requeue))
+        return lease.fail("Reject", str(error.reason), retry=bool(error.requeue))
     if isinstance(error, Exception):
         return lease.fail(error)
-    if isinstance(error, SystemExit) and not _was_told_to_stop():
+    if isinstance(error, SystemExit) and not _was_told_to_stop(error):
         # The function's own sys.exit(): released, the job would run for ever.
         return lease.fail(error)
+    if isinstance(error, SystemExit) and not shutdown.has_begun():
+        # Killed alone, perhaps for what the job does: the main process sees it and counts it.
+        return False
     lease.release()
     return True
 
 
-def _was_told_to_stop() -> bool:
-    """Return whether a signal ended this process, and not its own code."""
+def _was_told_to_stop(error: SystemExit) -> bool:
+    """Return whether a signal ends this process, and not the function's own code."""
+    if isinstance(error, WorkerShutdown | WorkerTerminate):
+        return True
     # billiard sets this in the handler that raises SystemExit in a pool's child.
     from billiard import common
 

@@ -3,7 +3,7 @@ policies AS MATERIALIZED ({policies}),
 expired AS MATERIALIZED (
     SELECT job.{id} AS id, job.stage, job.locked_by, job.attempt_count, job.max_attempts,
            job.reap_count, job.lease_epoch, job.lease_expires_at, job.deadline_at,
-           job.lease_expires_at AS ended_at, NULL::text AS cause
+           job.lease_expires_at AS ended_at, NULL::text AS cause, NULL::text AS fail_reason
       FROM {table} AS job
      WHERE job.status = {processing}
        AND job.lease_expires_at < statement_timestamp()
@@ -22,7 +22,7 @@ silent AS MATERIALIZED (
     SELECT job.{id} AS id, job.stage, job.locked_by, job.attempt_count, job.max_attempts,
            job.reap_count, job.lease_epoch, job.lease_expires_at, job.deadline_at,
            GREATEST(job.last_heartbeat_at, job.claimed_at) + policy.ttl AS ended_at,
-           NULL::text AS cause
+           NULL::text AS cause, NULL::text AS fail_reason
       FROM {table} AS job
       JOIN policies AS policy ON {policy_of_job}
      WHERE (SELECT bool_or(ttl IS NOT NULL) FROM policies)

@@ -3,7 +3,8 @@ WITH policies AS MATERIALIZED ({policies}),
 lost AS MATERIALIZED (
     SELECT job.{id} AS id, job.stage, job.locked_by, job.attempt_count, job.max_attempts,
            job.reap_count, job.lease_epoch, job.lease_expires_at, job.deadline_at,
-           statement_timestamp() AS ended_at, {worker_lost}::text AS cause
+           statement_timestamp() AS ended_at, {worker_lost}::text AS cause,
+           %(how)s::text AS fail_reason
       FROM {table} AS job
      WHERE job.status = {processing}
        AND job.locked_by = %(worker)s
@@ -20,7 +21,7 @@ event AS (
                'table', {table_name}::text,
                'details', jsonb_build_object(
                    'reason', reaped.reason,
-                   'how', %(how)s::text,
+                   'how', reaped.fail_reason,
                    'outcome', CASE WHEN reaped.requeues THEN {queued} ELSE {failed} END,
                    'fail_code', reaped.fail_code,
                    'locked_by', reaped.locked_by,

@@ -1,0 +1,29 @@
+"""Whether the worker is shutting down, as its main process and each of its children can tell."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, Final
+
+from celery.signals import worker_init, worker_shutting_down
+
+# Shared by every process forked from the one that imported this module: a child that is stopped by
+# a signal must know whether a deploy is the reason, which gives the attempt back, or the job is.
+_begun: Final = mmap.mmap(-1, 1)
+
+
+def has_begun() -> bool:
+    """Return whether the worker was told to shut down, warm or cold."""
+    return _begun[0] != 0
+
+
+def _reset(**kwargs: Any) -> None:
+    _begun[0] = 0
+
+
+def _begin(**kwargs: Any) -> None:
+    _begun[0] = 1
+
+
+worker_init.connect(_reset, weak=False, dispatch_uid="jobreaper.shutdown")
+worker_shutting_down.connect(_begin, weak=False, dispatch_uid="jobreaper.shutdown")
