@@ -91,16 +91,15 @@ def _beat_failed(alias: str, table: str, error: Exception, leases: int, **_: Any
     _log(heart, logging.WARNING, "heartbeat_failed", **pairs)
 
 
-def _reaped(table: str, job: Any, **_: Any) -> None:
-    event, level = (
-        ("job_requeued", logging.INFO)
-        if job.fail_code is None
-        else ("job_failed_by_reaper", logging.WARNING)
-    )
-    if reaper.isEnabledFor(level):
-        pairs = job._asdict()
-        pairs["job"] = pairs.pop("pk")
-        _log(reaper, level, event, table=table, **pairs)
+def _reaped(table: str, jobs: Any, **_: Any) -> None:
+    for level, event, said in (
+        (logging.INFO, "job_requeued", [job for job in jobs if job.fail_code is None]),
+        (logging.WARNING, "job_failed_by_reaper", [job for job in jobs if job.fail_code]),
+    ):
+        for job in said if reaper.isEnabledFor(level) else ():
+            pk, *rest = job
+            pairs = dict(zip(job._fields[1:], rest, strict=True))
+            _log(reaper, level, event, table=table, job=pk, **pairs)
 
 
 def _changed_by_hand(table: str, pk: Any, event: str, by: str, reason: Any, **_: Any) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import DatabaseError, Error, models
@@ -41,8 +41,8 @@ MOST_BAD_ROWS: Final = 20
 
 
 class ReapedJob(NamedTuple):
-    """One job that a pass took from its worker. ``next_earliest_run_at`` is set where it was
-    requeued, ``fail_code`` where it was failed.
+    """One job that was taken from its worker. ``run_again_in_ms`` is set where it was requeued,
+    ``fail_code`` where it was failed.
     """
 
     pk: Any
@@ -53,7 +53,7 @@ class ReapedJob(NamedTuple):
     attempt: int
     epoch: int
     overdue_ms: int
-    next_earliest_run_at: datetime | None
+    run_again_in_ms: int | None
 
 
 @dataclass
@@ -243,8 +243,8 @@ class _Pass:
             ),
         )
         self._take(table, jobs)
-        for job in jobs if signals.job_reaped.has_listeners(table.model) else ():
-            signals.job_reaped.send_robust(table.model, table=table.name, job=job)
+        if jobs:
+            signals.job_reaped.send_robust(table.model, table=table.name, jobs=jobs)
         return jobs
 
     def _reap_around_bad_rows(

@@ -15,7 +15,7 @@ job_released                lease, details
 lease_lost                  lease, reason (``"heartbeat"`` or ``"clock"``), status, epoch
 stale_write_rejected        lease, verb, status, epoch
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
-job_reaped                  table, job (a ``ReapedJob``)
+job_reaped                  table, jobs (a batch of ``ReapedJob``)
 job_changed_by_hand         table, pk, event, by, details
 pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================

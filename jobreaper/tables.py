@@ -39,7 +39,7 @@ class JobTable:
     model: type[models.Model]
     ttl_sec: float | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The table's name in events, metrics and ``--table``, schema included where it has one."""
         return ".".join(self._name_parts)

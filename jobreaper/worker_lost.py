@@ -34,6 +34,6 @@ def give_back(table: JobTable, worker: str, how: str) -> list[ReapedJob]:
         statement_timeout_sec=STATEMENT_TIMEOUT_SEC,
     )
     jobs = list(map(ReapedJob._make, rows))
-    for job in jobs:
-        signals.job_reaped.send_robust(table.model, table=table.name, job=job)
+    if jobs:
+        signals.job_reaped.send_robust(table.model, table=table.name, jobs=jobs)
     return jobs

@@ -35,5 +35,6 @@ event AS (
       FROM reaped
 )
 SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
-       CASE WHEN requeues THEN run_again_at END
+       CASE WHEN requeues THEN
+           round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint END
   FROM reaped
