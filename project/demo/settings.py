@@ -1,0 +1,28 @@
+"""The host project's settings for the demo: leases short enough to watch, and a database and a
+queue of its own, so that it touches nothing of yours on the servers you name.
+"""
+
+import os
+
+# In the environment, where they win over what you have set there.
+os.environ |= {
+    "DEFAULT_LEASE_SEC": "6",
+    "HEARTBEAT_SEC": "1",
+    "RECOVERY_GRACE_SEC": "2",
+    "REAPER_INTERVAL_SEC": "2",
+    "JOB_MAX_ATTEMPTS": "3",
+    "JOB_RETRY_BACKOFF_MS_BASE": "1000",
+    "JOB_RETRY_BACKOFF_MS_MAX": "4000",
+    "DJANGO_DEBUG": "1",
+    "DJANGO_ALLOWED_HOSTS": "localhost,127.0.0.1",
+}
+
+from project.settings import *  # noqa: F403
+from project.settings import DATABASES
+
+DATABASES["default"]["NAME"] = "jobreaper_demo"
+
+CELERY_TASK_DEFAULT_QUEUE = "jobreaper_demo"
+# Celery workers that share a broker talk to one another; this one keeps to itself.
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
