@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
-from django.db import models, transaction
+from django.db import models
 
 from jobreaper import signals
-from jobreaper.db import fetch_within, storable
+from jobreaper.db import fetch_within, on_commit, storable
 from jobreaper.states import EventType, Status, sources
 from jobreaper.tables import table_of
 
@@ -93,5 +93,5 @@ def _change(
             event=event,
             **details,
         )
-        transaction.on_commit(announce, using=connection.alias, robust=True)
+        on_commit(connection, announce)
     return changed

@@ -124,6 +124,14 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (opened and not connection.autocommit)
 
 
+def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:
+    """Call ``hook`` when the caller's transaction commits, at once where there is none."""
+    if connection.in_atomic_block:
+        transaction.on_commit(hook, using=connection.alias, robust=True)
+    else:
+        hook()
+
+
 def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
     """Call ``send`` until it succeeds, its error is not transient or the retries are used up.
 

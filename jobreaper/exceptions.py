@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class JobreaperError(Exception):
@@ -26,6 +27,9 @@ class UnknownTable(JobreaperError, LookupError):
         super().__init__(
             f"unknown job table {name!r}; known tables: {', '.join(self.known) or 'none'}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.known)
 
 
 class NotClaimed(JobreaperError):

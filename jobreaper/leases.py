@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from jobreaper import conf, heartbeat, signals
-from jobreaper.db import fetch, retrying, storable
+from jobreaper.db import fetch, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost, NotClaimed
 from jobreaper.heartbeat import Beat
 from jobreaper.states import EventType, Status
@@ -299,7 +299,7 @@ class Lease:
                 )
 
         self._closing = close
-        _on_commit(connection, close)
+        on_commit(connection, close)
 
     @property
     def _is_closing(self) -> bool:
@@ -373,16 +373,8 @@ def _claim(table: JobTable, worker: str | None, params: dict[str, Any]) -> list[
 
     leases = retrying(connection, send)
     for lease in leases:
-        _on_commit(connection, partial(signals.job_claimed.send_robust, table.model, lease=lease))
+        on_commit(connection, partial(signals.job_claimed.send_robust, table.model, lease=lease))
     return leases
-
-
-def _on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:
-    """Call ``hook`` when the caller's transaction commits, at once where there is none."""
-    if connection.in_atomic_block:
-        transaction.on_commit(hook, using=connection.alias, robust=True)
-    else:
-        hook()
 
 
 @contextmanager

@@ -6,7 +6,9 @@ logger is named after the module that acted: ``jobreaper.leases``, ``jobreaper.r
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from typing import Any
 
 from jobreaper import signals
@@ -37,8 +39,15 @@ def connect() -> None:
 
 def _log(logger: logging.Logger, level: int, event: str, **pairs: Any) -> None:
     if logger.isEnabledFor(level):
-        text = " ".join(f"{key}={value}" for key, value in pairs.items() if value is not None)
+        words = (f"{key}={_word(value)}" for key, value in pairs.items() if value is not None)
+        text = " ".join(words)
         logger.log(level, "%s %s", event, text, extra={"jobreaper": {"event": event, **pairs}})
+
+
+def _word(value: Any) -> str:
+    """Return a value as one word, so that a line stays one line and can be parsed."""
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or re.search(r'[\s"]', text) else text
 
 
 def _of(lease: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from django.db import DatabaseError, Error, models
@@ -20,7 +21,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from jobreaper import conf, guard, signals
-from jobreaper.db import connection_for, fetch_within, in_words, is_transient, retrying, storable
+from jobreaper.db import (
+    connection_for,
+    fetch_within,
+    in_words,
+    is_transient,
+    on_commit,
+    retrying,
+    storable,
+)
 from jobreaper.models import ReaperPass
 from jobreaper.states import FailCode, Reason, Trigger
 from jobreaper.tables import JobTable, named
@@ -243,8 +252,7 @@ class _Pass:
             ),
         )
         self._take(table, jobs)
-        if jobs:
-            signals.job_reaped.send_robust(table.model, table=table.name, jobs=jobs)
+        announce(connection, table, jobs)
         return jobs
 
     def _reap_around_bad_rows(
@@ -313,6 +321,13 @@ class _Pass:
         except Error as error:
             self.result.errors.append(f"the pass could not be recorded: {in_words(error)}")
             logger.warning("pass could not be recorded: %s", in_words(error))
+
+
+def announce(connection: BaseDatabaseWrapper, table: JobTable, jobs: list[ReapedJob]) -> None:
+    """Send ``job_reaped`` once the reap is committed."""
+    if jobs:
+        send = signals.job_reaped.send_robust
+        on_commit(connection, partial(send, table.model, table=table.name, jobs=jobs))
 
 
 def _dry_run(

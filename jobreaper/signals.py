@@ -16,12 +16,12 @@ lease_lost                  lease, reason (``"heartbeat"`` or ``"clock"``), stat
 stale_write_rejected        lease, verb, status, epoch
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
 job_reaped                  table, jobs (a batch of ``ReapedJob``)
-job_changed_by_hand         table, pk, event, by, details
+job_changed_by_hand         table, pk, event, by, reason
 pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
-Inside a transaction of the caller's the ``job_*`` signals of the worker's verbs are sent on commit,
-so a rolled-back finish is never announced. ``stale_write_rejected`` is sent at once.
+Inside a transaction of the caller's the ``job_*`` signals are sent on commit, so a finish or a reap
+that is rolled back is never announced. ``stale_write_rejected`` is sent at once.
 """
 
 from __future__ import annotations

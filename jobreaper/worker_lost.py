@@ -5,9 +5,9 @@ Only a process that saw the worker die may say so, such as its parent. Silence i
 
 from __future__ import annotations
 
-from jobreaper import conf, signals
+from jobreaper import conf
 from jobreaper.db import fetch_within, storable
-from jobreaper.reaper import LOCK_TIMEOUT_SEC, STATEMENT_TIMEOUT_SEC, ReapedJob
+from jobreaper.reaper import LOCK_TIMEOUT_SEC, STATEMENT_TIMEOUT_SEC, ReapedJob, announce
 from jobreaper.tables import JobTable
 from jobreaper.worker import worker_id
 
@@ -21,8 +21,9 @@ def give_back(table: JobTable, worker: str, how: str) -> list[ReapedJob]:
     Raises:
         django.db.Error: the database could not be reached; the leases run out and are reaped.
     """
+    connection = table.connection()
     rows = fetch_within(
-        table.connection(),
+        connection,
         table.statement("worker_lost"),
         {
             "worker": worker,
@@ -34,6 +35,5 @@ def give_back(table: JobTable, worker: str, how: str) -> list[ReapedJob]:
         statement_timeout_sec=STATEMENT_TIMEOUT_SEC,
     )
     jobs = list(map(ReapedJob._make, rows))
-    if jobs:
-        signals.job_reaped.send_robust(table.model, table=table.name, jobs=jobs)
+    announce(connection, table, jobs)
     return jobs
