@@ -1,7 +1,7 @@
 -- Heartbeat: renew every lease that this process holds in one table.
 --
 -- A row locked by the job's own transaction is skipped, not waited for: `held` then still says that
--- the lease stands. A deadline needs no rule of its own, since no lease outlives it.
+-- the lease stands. An epoch below the lease's is that of a claim not yet committed. A deadline needs no rule of its own, since no lease outlives it.
 WITH policies AS MATERIALIZED ({policies}),
 lease AS MATERIALIZED (
     SELECT *
@@ -24,7 +24,8 @@ renewed AS (
        AND {policy_of_job}
     RETURNING job.{id} AS id, job.lease_expires_at
 )
-SELECT coalesce(job.status = {processing} AND job.lease_epoch = lease.epoch, false) AS held,
+SELECT coalesce(job.status = {processing} AND job.lease_epoch = lease.epoch
+                OR job.lease_epoch < lease.epoch, false) AS held,
        extract(epoch FROM renewed.lease_expires_at - statement_timestamp())::float8
            AS lease_remaining_sec,
        renewed.lease_expires_at,
