@@ -22,9 +22,8 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
         try:
             yield
         finally:
-            # A test may have left it in a transaction, or have ended its session.
-            connection.close()
             heartbeat.heart.stop()
+            # A test may have ended its session.
+            connection.close_if_unusable_or_obsolete()
             with connection.cursor() as cursor:
-                for table in TABLES:
-                    cursor.execute(f"DELETE FROM {table}")
+                cursor.execute("; ".join(f"DELETE FROM {table}" for table in TABLES))

@@ -1,0 +1,240 @@
+"""Ways into the protocol. `test_promises.py` holds each of them to the same promises.
+
+To put another one to the test, such as an adopted table, the SQL functions or a Redis queue, write
+one adapter and add it to `WAYS`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple
+
+from django.db import models
+
+import jobreaper
+from jobreaper import Lease, LeaseLost, NotClaimed, control
+from jobreaper.models import Job
+from project.media import models as media
+from tests.rows import Rows, Sql, ago
+
+
+class JobState(NamedTuple):
+    """What a promise can be about, whatever keeps the job."""
+
+    status: str
+    locked_by: str | None
+    epoch: int
+    attempt_count: int
+
+
+class Way(ABC):
+    """One way in. A `key` names a job, a `held` is what a claim gave to a worker.
+
+    A worker's verb returns whether it was accepted: ``False`` means that the worker was told that
+    its lease is lost.
+    """
+
+    @abstractmethod
+    def add(self, *, max_attempts: int = 3) -> Any:
+        """Add a job that is due, and return its key."""
+
+    @abstractmethod
+    def claim(self, key: Any, worker: str) -> Any | None: ...
+
+    @abstractmethod
+    def beat(self, held: Any) -> bool: ...
+
+    @abstractmethod
+    def finish(self, held: Any) -> bool: ...
+
+    @abstractmethod
+    def fail(self, held: Any) -> bool: ...
+
+    @abstractmethod
+    def release(self, held: Any) -> bool: ...
+
+    @abstractmethod
+    def reap(self) -> dict[Any, str]:
+        """Run a pass; return "requeued" or "failed" for each job that it took."""
+
+    @abstractmethod
+    def cancel(self, key: Any) -> None:
+        """Cancel by hand."""
+
+    @abstractmethod
+    def requeue(self, key: Any) -> None:
+        """Requeue by hand."""
+
+    @abstractmethod
+    def state(self, key: Any) -> JobState: ...
+
+    @abstractmethod
+    def rejections(self, key: Any) -> list[str]:
+        """Return the verbs that were rejected, as they are on record."""
+
+    @abstractmethod
+    def endings(self, key: Any) -> int:
+        """Return how often the record says that the job reached a terminal status."""
+
+    @abstractmethod
+    def let_time_pass(self, key: Any, seconds: float) -> None: ...
+
+    @abstractmethod
+    def lapse(self, key: Any) -> None:
+        """Let the lease run out a moment ago."""
+
+    @abstractmethod
+    def make_due(self, key: Any) -> None:
+        """Let the backoff be over."""
+
+    def close(self) -> None:  # noqa: B027  most have nothing to close
+        """Let go of what dead workers still hold in this process."""
+
+
+TERMINAL_EVENTS = (
+    "job:finished",
+    "job:failed",
+    "job:cancelled",
+    "reaper:failed(timeout)",
+    "reaper:failed(poison)",
+    "reaper:failed(deadline)",
+    "admin:failed",
+    "admin:cancelled",
+)
+
+
+class TableWay(Way):
+    """What all ways to a `LeasedJob`'s table have in common."""
+
+    def __init__(self, sql: Sql, model: type[models.Model]) -> None:
+        self.model = model
+        self.rows = Rows(sql, model._meta.db_table)
+
+    def add(self, *, max_attempts: int = 3) -> Any:
+        return self.rows.plant(max_attempts=max_attempts)
+
+    def reap(self) -> dict[Any, str]:
+        result = jobreaper.reap([self.model])
+        assert result.all_errors == []
+        table = self.rows.table
+        return {
+            **dict.fromkeys(result.requeued_ids[table], "requeued"),
+            **dict.fromkeys(result.failed_ids[table], "failed"),
+        }
+
+    def cancel(self, key: Any) -> None:
+        assert control.cancel(self.model, [key], by="ann") == [key]
+
+    def requeue(self, key: Any) -> None:
+        assert control.requeue(self.model, [key], by="ann") == [key]
+
+    def state(self, key: Any) -> JobState:
+        row = self.rows.row(key)
+        return JobState(row["status"], row["locked_by"], row["lease_epoch"], row["attempt_count"])
+
+    def rejections(self, key: Any) -> list[str]:
+        rejected = "job:stale_write_rejected"
+        events = self.rows.events(key)
+        return [event["details"]["verb"] for event in events if event["type"] == rejected]
+
+    def endings(self, key: Any) -> int:
+        return sum(type in TERMINAL_EVENTS for type in self.rows.event_types(key))
+
+    def let_time_pass(self, key: Any, seconds: float) -> None:
+        self.rows.let_time_pass(key, seconds)
+
+    def lapse(self, key: Any) -> None:
+        self.rows.set(key, lease_expires_at=ago(1))
+
+    def make_due(self, key: Any) -> None:
+        self.rows.set(key, next_earliest_run_at=ago(1))
+
+
+def accepted(verb: Callable[[], object]) -> bool:
+    try:
+        verb()
+    except LeaseLost:
+        return False
+    return True
+
+
+class Verbs(TableWay):
+    """`claim()` and the lease's verbs, one by one."""
+
+    def claim(self, key: Any, worker: str) -> Lease | None:
+        return jobreaper.claim(self.model, key, worker=worker)
+
+    def beat(self, held: Lease) -> bool:
+        return accepted(held.heartbeat)
+
+    def finish(self, held: Lease) -> bool:
+        return accepted(held.finish)
+
+    def fail(self, held: Lease) -> bool:
+        return accepted(lambda: held.fail("E1", "went wrong"))
+
+    def release(self, held: Lease) -> bool:
+        return accepted(held.release)
+
+
+class ClaimNext(Verbs):
+    """`claim_next()` in place of `claim()`."""
+
+    def claim(self, key: Any, worker: str) -> Lease | None:
+        leases = jobreaper.claim_next(self.model, worker=worker)
+        return leases[0] if leases else None
+
+
+class Held(NamedTuple):
+    block: AbstractContextManager[Lease]
+    lease: Lease
+
+
+class Hold(TableWay):
+    """`with hold(...)`: how the block is left is the verb."""
+
+    def __init__(self, sql: Sql, model: type[models.Model]) -> None:
+        super().__init__(sql, model)
+        self.entered: list[Held] = []
+
+    def claim(self, key: Any, worker: str) -> Held | None:
+        block = jobreaper.hold(self.model, key, worker=worker)
+        try:
+            held = Held(block, block.__enter__())
+        except NotClaimed:
+            return None
+        self.entered.append(held)
+        return held
+
+    def beat(self, held: Held) -> bool:
+        return accepted(held.lease.heartbeat)
+
+    def finish(self, held: Held) -> bool:
+        return accepted(lambda: held.block.__exit__(None, None, None))
+
+    def fail(self, held: Held) -> bool:
+        self._leave(held, ValueError("went wrong"))
+        return not held.lease.lost
+
+    def release(self, held: Held) -> bool:
+        self._leave(held, SystemExit())
+        return not held.lease.lost
+
+    def _leave(self, held: Held, error: BaseException) -> None:
+        with suppress(type(error)):
+            held.block.__exit__(type(error), error, None)
+
+    def close(self) -> None:
+        # A dead worker leaves no block: nothing more is to be written for it.
+        for block, lease in self.entered:
+            lease._closed = True
+            with suppress(RuntimeError):
+                block.__exit__(None, None, None)
+
+
+WAYS: dict[str, Callable[[Sql], Way]] = {
+    "claim, bigint key": lambda sql: Verbs(sql, media.Job),
+    "claim, uuid key": lambda sql: Verbs(sql, Job),
+    "claim_next": lambda sql: ClaimNext(sql, media.AsrJob),
+    "hold": lambda sql: Hold(sql, media.Job),
+}
