@@ -233,6 +233,10 @@ class LeasedJob(models.Model):
         self._lease.save_job(using, lambda: super(LeasedJob, self).save(*args, **kwargs))
 
 
+# Every column the statements know, by the name of its field.
+PROTOCOL_COLUMNS: Final = tuple(field.name for field in LeasedJob._meta.local_fields)
+
+
 def lease_indexes(table: str, pk: str = "id") -> list[models.Index]:
     """Return the two partial indexes a job table needs. Both hold unfinished jobs only, so they
     stay small however many finished rows the table keeps.

@@ -14,18 +14,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from jobreaper import sql, values
-from jobreaper.base import LeasedJob
+from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
 from jobreaper.db import connection_for
 from jobreaper.exceptions import UnknownTable
+from jobreaper.states import Status
 
+# Composed in this order: a fragment may use those above it.
 _FRAGMENTS: Final = (
     "policies",
-    "policy_of_job",
     "backoff",
     "unlock",
     "attempt",
     "attempt_details",
     "chosen",
+    "lost_columns",
     "verdict",
     "reaped",
 )
@@ -53,6 +55,12 @@ class JobTable:
     def pk(self) -> models.Field[Any, Any]:
         """The primary key's field."""
         return self.model._meta.pk
+
+    @cached_property
+    def columns(self) -> Mapping[str, str]:
+        """The table's column for each field of the protocol."""
+        options = self.model._meta
+        return {role: str(options.get_field(role).column) for role in PROTOCOL_COLUMNS}
 
     @property
     def alias(self) -> str:
@@ -92,14 +100,20 @@ class JobTable:
             "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
             "priority": SQL("job.priority DESC, " if self._has_field("priority") else ""),
             "table_ttl_sec": SQL("{}::float8").format(Literal(self.ttl_sec)),
+            **{role: Identifier(column) for role, column in self.columns.items()},
+            "is_queued": self._has_status(Status.QUEUED),
+            "is_processing": self._has_status(Status.PROCESSING),
+            # Of a row of the table, and of a row of an expression in the protocol's own names.
+            "policy_of_row": self._policy_of(self.columns["stage"]),
+            "policy_of_job": self._policy_of("stage"),
         }
         for name in _FRAGMENTS:
             parts[name] = sql.compose(f"fragments/{name}", parts)
-        for name, deadline in (
-            ("lease_end", "job.deadline_at"),
-            ("lease_end_at_claim", "statement_timestamp() + policy.max_runtime"),
+        for name, not_after in (
+            ("lease_end", SQL("job.{}").format(Identifier(self.columns["deadline_at"]))),
+            ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),
         ):
-            parts[name] = sql.compose("fragments/lease_end", {"deadline_at": SQL(deadline)})
+            parts[name] = sql.compose("fragments/lease_end", {**parts, "not_after": not_after})
         for name, condition in _DUE.items():
             wanted = {"wanted": sql.compose(f"fragments/{condition}", parts)}
             parts[name] = sql.compose("fragments/due", {**parts, **wanted})
@@ -119,6 +133,12 @@ class JobTable:
         parts = {**self._parts, "lock": SQL(lock)}
         parts["verdicts"] = sql.compose("fragments/verdicts", parts)
         return sql.render(f"statements/{name}", parts)
+
+    def _has_status(self, status: Status) -> Composable:
+        return SQL("job.{} = {}").format(Identifier(self.columns["status"]), Literal(status.value))
+
+    def _policy_of(self, stage: str) -> Composable:
+        return sql.compose("fragments/policy_of_job", {"stage": Identifier(stage)})
 
     def _has_field(self, name: str) -> bool:
         try:

@@ -6,9 +6,9 @@ named AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
      WHERE job.{id} = %(id)s::{id_type}
-       AND job.status = {queued}
-       AND (job.next_earliest_run_at IS NULL
-            OR job.next_earliest_run_at <= statement_timestamp())
+       AND {is_queued}
+       AND (job.{next_earliest_run_at} IS NULL
+            OR job.{next_earliest_run_at} <= statement_timestamp())
        AND {wanted}
        FOR NO KEY UPDATE SKIP LOCKED
 ),
@@ -16,10 +16,10 @@ timed AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
      WHERE %(id)s::{id_type} IS NULL
-       AND job.status = {queued}
-       AND job.next_earliest_run_at <= statement_timestamp()
+       AND {is_queued}
+       AND job.{next_earliest_run_at} <= statement_timestamp()
        AND {wanted}
-     ORDER BY {priority}job.next_earliest_run_at, job.{id}
+     ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s
        FOR NO KEY UPDATE SKIP LOCKED
 ),
@@ -27,8 +27,8 @@ untimed AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
      WHERE %(id)s::{id_type} IS NULL
-       AND job.status = {queued}
-       AND job.next_earliest_run_at IS NULL
+       AND {is_queued}
+       AND job.{next_earliest_run_at} IS NULL
        AND {wanted}
      ORDER BY {priority}job.{id}
      LIMIT %(n)s - (SELECT count(*) FROM timed)

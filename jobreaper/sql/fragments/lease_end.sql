@@ -2,6 +2,6 @@
 LEAST(
     statement_timestamp() + make_interval(secs => LEAST(
         GREATEST(policy.lease_sec,
-                 coalesce(job.expected_duration_ms, 0) / 1000.0 * policy.sla_factor),
+                 coalesce(job.{expected_duration_ms}, 0) / 1000.0 * policy.sla_factor),
         {longest_lease_sec})),
-    {deadline_at})
+    {not_after})

@@ -1,1 +1,1 @@
-(%(stages)s::text[] IS NULL OR job.stage = ANY (%(stages)s::text[]))
+(%(stages)s::text[] IS NULL OR job.{stage} = ANY (%(stages)s::text[]))

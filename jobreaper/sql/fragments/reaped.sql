@@ -2,18 +2,18 @@
 -- it may read the whole table for every batch.
 reaped AS (
     UPDATE {table} AS job
-       SET status = CASE WHEN verdict.requeues THEN {queued} ELSE {failed} END,
-           lease_epoch = job.lease_epoch + 1,
-           reap_count = job.reap_count + 1,
-           attempt_count = job.attempt_count - verdict.attempts_given_back,
-           next_earliest_run_at = CASE WHEN verdict.requeues THEN verdict.run_again_at
-                                       ELSE job.next_earliest_run_at END,
-           finished_at = CASE WHEN verdict.requeues THEN job.finished_at
-                              ELSE statement_timestamp() END,
-           fail_code = CASE WHEN verdict.requeues THEN job.fail_code
-                            ELSE verdict.fail_code END,
-           fail_reason = CASE WHEN verdict.requeues THEN job.fail_reason
-                              ELSE coalesce(verdict.fail_reason, verdict.reason) END,
+       SET {status} = CASE WHEN verdict.requeues THEN {queued} ELSE {failed} END,
+           {lease_epoch} = job.{lease_epoch} + 1,
+           {reap_count} = job.{reap_count} + 1,
+           {attempt_count} = job.{attempt_count} - verdict.attempts_given_back,
+           {next_earliest_run_at} = CASE WHEN verdict.requeues THEN verdict.run_again_at
+                                         ELSE job.{next_earliest_run_at} END,
+           {finished_at} = CASE WHEN verdict.requeues THEN job.{finished_at}
+                                ELSE statement_timestamp() END,
+           {fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code}
+                              ELSE verdict.fail_code END,
+           {fail_reason} = CASE WHEN verdict.requeues THEN job.{fail_reason}
+                                ELSE coalesce(verdict.fail_reason, verdict.reason) END,
            {unlock}
       FROM verdict
      WHERE job.{id} = verdict.id

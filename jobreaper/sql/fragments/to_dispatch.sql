@@ -1,3 +1,3 @@
-(job.dispatched_at IS NULL
-     OR job.dispatched_at < statement_timestamp() - make_interval(secs => %(again_sec)s))
-AND (%(stages)s::text[] IS NULL OR job.stage = ANY (%(stages)s::text[]))
+(job.{dispatched_at} IS NULL
+     OR job.{dispatched_at} < statement_timestamp() - make_interval(secs => %(again_sec)s))
+AND (%(stages)s::text[] IS NULL OR job.{stage} = ANY (%(stages)s::text[]))

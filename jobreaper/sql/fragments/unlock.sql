@@ -1,5 +1,5 @@
-locked_by = NULL,
-claimed_at = NULL,
-lease_expires_at = NULL,
-deadline_at = NULL,
-dispatched_at = NULL
+{locked_by} = NULL,
+{claimed_at} = NULL,
+{lease_expires_at} = NULL,
+{deadline_at} = NULL,
+{dispatched_at} = NULL

@@ -1,29 +1,34 @@
 -- An operator requeues, fails or cancels jobs. The epoch goes up, so that a worker still running
 -- one is told at its next beat. A requeued job starts afresh: all its attempts are given back.
 WITH job_before AS MATERIALIZED (
-    SELECT {id} AS id, status, stage, locked_by, attempt_count, lease_epoch
-      FROM {table}
-     WHERE {id} = ANY (%(ids)s::{id_type}[])
-       AND status = ANY (%(sources)s::text[])
-     ORDER BY {id}
+    SELECT job.{id} AS id,
+           job.{status} AS status,
+           job.{stage} AS stage,
+           job.{locked_by} AS locked_by,
+           job.{attempt_count} AS attempt_count,
+           job.{lease_epoch} AS lease_epoch
+      FROM {table} AS job
+     WHERE job.{id} = ANY (%(ids)s::{id_type}[])
+       AND job.{status} = ANY (%(sources)s::text[])
+     ORDER BY job.{id}
        FOR NO KEY UPDATE
 ),
 changed AS (
     UPDATE {table} AS job
-       SET status = %(target)s,
-           lease_epoch = job.lease_epoch + 1,
-           attempt_count = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.attempt_count END,
-           reap_count = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.reap_count END,
-           next_earliest_run_at = CASE WHEN %(target)s = {queued} THEN statement_timestamp()
-                                       ELSE job.next_earliest_run_at END,
-           finished_at = CASE WHEN %(target)s = {queued} THEN NULL
-                              ELSE statement_timestamp() END,
-           fail_code = CASE %(target)s WHEN {queued} THEN NULL
-                                       WHEN {failed} THEN %(fail_code)s
-                                       ELSE job.fail_code END,
-           fail_reason = CASE %(target)s WHEN {queued} THEN NULL
-                                         WHEN {failed} THEN %(reason)s
-                                         ELSE job.fail_reason END,
+       SET {status} = %(target)s,
+           {lease_epoch} = job.{lease_epoch} + 1,
+           {attempt_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{attempt_count} END,
+           {reap_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{reap_count} END,
+           {next_earliest_run_at} = CASE WHEN %(target)s = {queued} THEN statement_timestamp()
+                                         ELSE job.{next_earliest_run_at} END,
+           {finished_at} = CASE WHEN %(target)s = {queued} THEN NULL
+                                ELSE statement_timestamp() END,
+           {fail_code} = CASE %(target)s WHEN {queued} THEN NULL
+                                         WHEN {failed} THEN %(fail_code)s
+                                         ELSE job.{fail_code} END,
+           {fail_reason} = CASE %(target)s WHEN {queued} THEN NULL
+                                           WHEN {failed} THEN %(reason)s
+                                           ELSE job.{fail_reason} END,
            {unlock}
       FROM job_before
      WHERE job.{id} = job_before.id

@@ -3,21 +3,21 @@ WITH policies AS MATERIALIZED ({policies}),
 {due_to_claim},
 claimed AS (
     UPDATE {table} AS job
-       SET status = {processing},
-           locked_by = %(worker)s,
-           claimed_at = statement_timestamp(),
-           last_heartbeat_at = statement_timestamp(),
-           deadline_at = statement_timestamp() + policy.max_runtime,
-           lease_expires_at = {lease_end_at_claim},
-           attempt_count = job.attempt_count + 1,
-           lease_epoch = job.lease_epoch + 1
+       SET {status} = {processing},
+           {locked_by} = %(worker)s,
+           {claimed_at} = statement_timestamp(),
+           {last_heartbeat_at} = statement_timestamp(),
+           {deadline_at} = statement_timestamp() + policy.max_runtime,
+           {lease_expires_at} = {lease_end_at_claim},
+           {attempt_count} = job.{attempt_count} + 1,
+           {lease_epoch} = job.{lease_epoch} + 1
       FROM policies AS policy
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM due))
-       AND {policy_of_job}
+       AND {policy_of_row}
     RETURNING job.*
 )
 SELECT {columns},
-       extract(epoch FROM job.lease_expires_at - statement_timestamp())::float8
+       extract(epoch FROM job.{lease_expires_at} - statement_timestamp())::float8
            AS lease_remaining_sec
   FROM claimed AS job
- ORDER BY {priority}job.next_earliest_run_at, job.{id}
+ ORDER BY {priority}job.{next_earliest_run_at}, job.{id}

@@ -3,10 +3,10 @@
 WITH {due_to_dispatch},
 marked AS (
     UPDATE {table} AS job
-       SET dispatched_at = statement_timestamp()
+       SET {dispatched_at} = statement_timestamp()
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM due))
     RETURNING job.*
 )
-SELECT job.{id}, job.stage, job.dispatched_at
+SELECT job.{id}, job.{stage}, job.{dispatched_at}
   FROM marked AS job
- ORDER BY {priority}job.next_earliest_run_at, job.{id}
+ ORDER BY {priority}job.{next_earliest_run_at}, job.{id}

@@ -2,10 +2,10 @@
 WITH {attempt},
 finished AS (
     UPDATE {table} AS job
-       SET status = {success},
-           finished_at = statement_timestamp(),
-           fail_code = NULL,
-           fail_reason = NULL,
+       SET {status} = {success},
+           {finished_at} = statement_timestamp(),
+           {fail_code} = NULL,
+           {fail_reason} = NULL,
            {unlock}
       FROM attempt
      WHERE job.{id} = attempt.id

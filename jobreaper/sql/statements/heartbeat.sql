@@ -1,7 +1,8 @@
 -- Heartbeat: renew every lease that this process holds in one table.
 --
 -- A row locked by the job's own transaction is skipped, not waited for: `held` then still says that
--- the lease stands. An epoch below the lease's is that of a claim not yet committed. A deadline needs no rule of its own, since no lease outlives it.
+-- the lease stands. An epoch below the lease's is that of a claim not yet committed. A deadline
+-- needs no rule of its own, since no lease outlives it.
 WITH policies AS MATERIALIZED ({policies}),
 lease AS MATERIALIZED (
     SELECT *
@@ -11,26 +12,26 @@ lease AS MATERIALIZED (
 reachable AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
-      JOIN lease ON lease.id = job.{id} AND lease.epoch = job.lease_epoch
-     WHERE job.status = {processing}
+      JOIN lease ON lease.id = job.{id} AND lease.epoch = job.{lease_epoch}
+     WHERE {is_processing}
        FOR NO KEY UPDATE OF job SKIP LOCKED
 ),
 renewed AS (
     UPDATE {table} AS job
-       SET last_heartbeat_at = statement_timestamp(),
-           lease_expires_at = {lease_end}
+       SET {last_heartbeat_at} = statement_timestamp(),
+           {lease_expires_at} = {lease_end}
       FROM policies AS policy
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM reachable))
-       AND {policy_of_job}
-    RETURNING job.{id} AS id, job.lease_expires_at
+       AND {policy_of_row}
+    RETURNING job.{id} AS id, job.{lease_expires_at} AS lease_expires_at
 )
-SELECT coalesce(job.status = {processing} AND job.lease_epoch = lease.epoch
-                OR job.lease_epoch < lease.epoch, false) AS held,
+SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
+                OR job.{lease_epoch} < lease.epoch, false) AS held,
        extract(epoch FROM renewed.lease_expires_at - statement_timestamp())::float8
            AS lease_remaining_sec,
        renewed.lease_expires_at,
-       job.status,
-       job.lease_epoch
+       job.{status},
+       job.{lease_epoch}
   FROM lease
   LEFT JOIN renewed ON renewed.id = lease.id
   LEFT JOIN {table} AS job ON job.{id} = lease.id

@@ -4,9 +4,12 @@
 -- lease's own finish, fail and release leave the epoch as it is, so a row that is no longer
 -- processing under the same epoch is that first try's work and no rejection.
 WITH present AS MATERIALIZED (
-    SELECT status, lease_epoch, locked_by
-      FROM {table}
-     WHERE {id} = %(id)s::{id_type}
+    SELECT job.{status} AS status,
+           job.{lease_epoch} AS lease_epoch,
+           job.{locked_by} AS locked_by,
+           {is_processing} AS is_processing
+      FROM {table} AS job
+     WHERE job.{id} = %(id)s::{id_type}
 ),
 event AS (
     INSERT INTO job_events (job_id, data)
@@ -26,7 +29,7 @@ event AS (
                'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
       FROM (SELECT) AS once
       LEFT JOIN present ON true
-     WHERE NOT (%(tried_before)s AND present.status <> {processing}
+     WHERE NOT (%(tried_before)s AND NOT present.is_processing
                 AND present.lease_epoch = %(epoch)s) IS TRUE
     RETURNING 1
 )

@@ -2,8 +2,8 @@
 WITH {attempt},
 released AS (
     UPDATE {table} AS job
-       SET status = {queued},
-           attempt_count = GREATEST(job.attempt_count - 1, 0),
+       SET {status} = {queued},
+           {attempt_count} = GREATEST(job.{attempt_count} - 1, 0),
            {unlock}
       FROM attempt
      WHERE job.{id} = attempt.id

@@ -1,13 +1,13 @@
 -- Worker lost: a process that is known to be dead held these leases. They are taken back at once.
 WITH policies AS MATERIALIZED ({policies}),
 lost AS MATERIALIZED (
-    SELECT job.{id} AS id, job.stage, job.locked_by, job.attempt_count, job.max_attempts,
-           job.reap_count, job.lease_epoch, job.lease_expires_at, job.deadline_at,
-           statement_timestamp() AS ended_at, {worker_lost}::text AS cause,
+    SELECT {lost_columns},
+           statement_timestamp() AS ended_at,
+           {worker_lost}::text AS cause,
            %(how)s::text AS fail_reason
       FROM {table} AS job
-     WHERE job.status = {processing}
-       AND job.locked_by = %(worker)s
+     WHERE {is_processing}
+       AND job.{locked_by} = %(worker)s
      ORDER BY job.{id}
        FOR NO KEY UPDATE OF job
 ),
