@@ -42,6 +42,7 @@ def _run(ends_at_once: bool) -> int:
 
     django.setup()
     from project.demo.house import House, Trouble
+    from project.demo.outcome import sum_up
     from project.demo.story import Story
 
     try:
@@ -49,7 +50,7 @@ def _run(ends_at_once: bool) -> int:
             house.make_database()
             story = Story(house, screen)
             story.tell()
-            problems = story.sum_up()
+            problems = sum_up(screen, story.expected)
             house.keep = bool(problems)
             for problem in problems:
                 screen.show(f"Wrong: {problem}", RED)
@@ -62,6 +63,7 @@ def _run(ends_at_once: bool) -> int:
                 screen.show(f"What ffmpeg wrote, and all logs, are in {house.files} until then.")
                 with suppress(KeyboardInterrupt):
                     story.serve()
+                screen.show("\nStopping.")
     except Trouble as error:
         screen.show(str(error), RED)
         return 1

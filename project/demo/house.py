@@ -18,7 +18,6 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import connections
-from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 from psycopg.sql import SQL, Identifier
 
@@ -87,8 +86,10 @@ class House:
         with suppress(psycopg.Error), psycopg.connect(settings.DATABASE_URL, autocommit=True) as db:
             db.execute(SQL("DROP DATABASE {}").format(Identifier(DATABASE)))
         with suppress(OperationalError), app.connection_for_write() as broker:
-            for thing in (Queue, Exchange):
-                thing(app.conf.task_default_queue, channel=broker.default_channel).delete()
+            queue = app.amqp.queues[app.conf.task_default_queue](broker.default_channel)
+            queue.declare()  # Only who knows its bindings can delete them from Redis.
+            queue.delete()
+            queue.exchange.delete()
         shutil.rmtree(self.files)
 
     def make_database(self) -> None:

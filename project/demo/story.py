@@ -1,4 +1,4 @@
-"""The demo's course of events, and the sum of it."""
+"""The demo's course of events."""
 
 import http.client
 import signal
@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from jobreaper.models import JobEvent, ReaperPass
-from jobreaper.states import TERMINAL, EventType, Status, Trigger
+from jobreaper.models import ReaperPass
+from jobreaper.states import TERMINAL, EventType, Trigger
 from project.demo.chronicle import Chronicle, pid_of
 from project.demo.house import Child, House, Trouble
+from project.demo.outcome import TABLES, Expected, missing_events
 from project.demo.screen import RED, YELLOW, Screen
 from project.media.models import AsrJob, Job, MediaJob
 from project.media.work import make_video
 
 T = TypeVar("T")
 
-TABLES: tuple[type[MediaJob], ...] = (Job, AsrJob)
 LOOK_EVERY_SEC = 0.1
 PATIENCE_SEC = 60
 
@@ -33,7 +32,7 @@ MIDDLE = timedelta(seconds=1.5)
 
 
 class Story:
-    """Strikes the workers, watches the tables as anybody could, and judges the outcome."""
+    """Strikes the workers and watches the tables, as anybody could."""
 
     def __init__(self, house: House, screen: Screen) -> None:
         self.house = house
@@ -41,7 +40,7 @@ class Story:
         self.chronicle = Chronicle(screen)
         self.workers: dict[int, Child] = {}
         self.login = ""
-        self.expected: list[tuple[EventType, MediaJob, str]] = []
+        self.expected: list[Expected] = []
 
     def tell(self) -> None:
         """Run the demo until every job has reached its end."""
@@ -58,43 +57,14 @@ class Story:
         frozen = self._freeze_worker_of(recording)
         self._until(lambda: _claimed_again(recording), f"{recording} to be claimed again")
         self._wake(frozen)
-        self._until(lambda: not self._missing_events(), "the woken worker's write to be rejected")
+        self._until(
+            lambda: not missing_events(self.expected), "the woken worker's write to be rejected"
+        )
         self._until(lambda: not any(map(_has_unfinished, TABLES)), "every job to reach its end")
-
-    def sum_up(self) -> list[str]:
-        """Print the final table, counted in the database, and return what is wrong."""
-        rows = []
-        problems = []
-        for model in TABLES:
-            jobs = list(model.objects.order_by("pk"))
-            statuses = [job.status for job in jobs]
-            lost = [job for job in jobs if _is_lost(job)]
-            events = JobEvent.objects.filter(table=model._meta.db_table)
-            rejected = events.filter(type=EventType.JOB_STALE_WRITE_REJECTED)
-            rows.append(
-                {
-                    "jobs": len(jobs),
-                    "succeeded": statuses.count(Status.SUCCESS),
-                    "requeued": events.filter(type=EventType.REAPER_REQUEUED).count(),
-                    "failed": statuses.count(Status.FAILED),
-                    "lost": len(lost),
-                    "stale writes rejected": rejected.count(),
-                }
-            )
-            problems += [f"{job} is lost: {job.status}, {job.payload}" for job in lost]
-            for job in jobs:
-                # Each of these jobs can be done, so a failure is the demo's own.
-                if job.status == Status.FAILED:
-                    problems.append(f"{job} failed: {job.fail_code}: {job.fail_reason}")
-                if (times := _events(EventType.JOB_FINISHED, job).count()) > 1:
-                    problems.append(f"{job} was finished {times} times")
-        rows.append({name: sum(row[name] for row in rows) for name in rows[0]})
         passes = ReaperPass.objects.filter(trigger=Trigger.BEAT).count()
         self.screen.say(
             f"Every job has reached its end. Celery beat ran the reaper {passes} times."
         )
-        self.screen.table([*(model._meta.db_table for model in TABLES), "total"], rows)
-        return problems + self._missing_events()
 
     def serve(self) -> None:
         """Go on until Ctrl-C; a worker that ends is replaced."""
@@ -129,7 +99,7 @@ class Story:
         worker, worker_id = self._in_the_middle_of(job)
         self.house.kill(worker)
         self.chronicle.note_strike(worker.pid, "killed")
-        self.expected.append((EventType.REAPER_REQUEUED, job, worker_id))
+        self.expected.append(Expected(EventType.REAPER_REQUEUED, job, worker_id))
         self.screen.say(f"KILLED {worker.name} (SIGKILL) in the middle of {job}.", RED)
         self.screen.say(f"{self._start_worker()} is started in its place.")
 
@@ -138,7 +108,7 @@ class Story:
         worker.process.send_signal(signal.SIGSTOP)
         self.chronicle.note_strike(worker.pid, "frozen")
         for kind in (EventType.REAPER_REQUEUED, EventType.JOB_STALE_WRITE_REJECTED):
-            self.expected.append((kind, job, worker_id))
+            self.expected.append(Expected(kind, job, worker_id))
         self.screen.say(f"FROZEN {worker.name} (SIGSTOP) in the middle of {job}.", YELLOW)
         return worker
 
@@ -156,13 +126,6 @@ class Story:
         self.screen.say(
             f"WOKEN {worker.name} (SIGCONT); its ffmpeg is done, it wants to finish.", YELLOW
         )
-
-    def _missing_events(self) -> list[str]:
-        return [
-            f"no event {kind} of {job} and {worker_id}"
-            for kind, job, worker_id in self.expected
-            if not _events(kind, job).filter(data__details__locked_by=worker_id).exists()
-        ]
 
     def _until(self, condition: Callable[[], T | None], what: str) -> T:
         """Tell what happens until `condition` is met, and return what it returned."""
@@ -184,23 +147,12 @@ class Story:
         self.chronicle.tell_news()
 
 
-def _events(kind: EventType, job: MediaJob) -> QuerySet[JobEvent]:
-    return JobEvent.objects.filter(type=kind, table=job._meta.db_table, job_id=str(job.pk))
-
-
 def _claimed_again(job: MediaJob) -> bool:
     return bool(type(job).objects.filter(pk=job.pk, attempt_count__gt=1).exists())
 
 
 def _has_unfinished(model: type[MediaJob]) -> bool:
     return bool(model.objects.exclude(status__in=TERMINAL).exists())
-
-
-def _is_lost(job: MediaJob) -> bool:
-    if job.status == Status.SUCCESS:
-        output = Path(job.payload.get("output", ""))
-        return not (output.is_file() and output.stat().st_size)
-    return job.status not in TERMINAL
 
 
 def _children_have_ended(pid: int) -> bool:
