@@ -1,0 +1,75 @@
+"""The sum of the demo, counted in the database."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from django.db.models import QuerySet
+
+from jobreaper.models import JobEvent
+from jobreaper.states import TERMINAL, EventType, Status
+from project.demo.screen import Screen
+from project.media.models import AsrJob, Job, MediaJob
+
+TABLES: tuple[type[MediaJob], ...] = (Job, AsrJob)
+
+
+class Expected(NamedTuple):
+    """An event that must be there in the end, about `job` and the worker of that id."""
+
+    kind: EventType
+    job: MediaJob
+    worker_id: str
+
+
+def missing_events(expected: Iterable[Expected]) -> list[str]:
+    """Return what there is no event of, in words."""
+    return [
+        f"no event {kind} of {job} and {worker_id}"
+        for kind, job, worker_id in expected
+        if not _events(kind, job).filter(data__details__locked_by=worker_id).exists()
+    ]
+
+
+def sum_up(screen: Screen, expected: Sequence[Expected]) -> list[str]:
+    """Print the final table and return what is wrong, in words."""
+    rows = []
+    problems = []
+    for model in TABLES:
+        jobs = list(model.objects.order_by("pk"))
+        statuses = [job.status for job in jobs]
+        lost = [job for job in jobs if _is_lost(job)]
+        events = JobEvent.objects.filter(table=model._meta.db_table)
+        rows.append(
+            {
+                "jobs": len(jobs),
+                "succeeded": statuses.count(Status.SUCCESS),
+                "requeued": events.filter(type=EventType.REAPER_REQUEUED).count(),
+                "failed": statuses.count(Status.FAILED),
+                "lost": len(lost),
+                "stale writes rejected": events.filter(
+                    type=EventType.JOB_STALE_WRITE_REJECTED
+                ).count(),
+            }
+        )
+        problems += [f"{job} is lost: {job.status}, {job.payload}" for job in lost]
+        for job in jobs:
+            # Each of these jobs can be done, so a failure is the demo's own.
+            if job.status == Status.FAILED:
+                problems.append(f"{job} failed: {job.fail_code}: {job.fail_reason}")
+            if (times := _events(EventType.JOB_FINISHED, job).count()) > 1:
+                problems.append(f"{job} was finished {times} times")
+    rows.append({name: sum(row[name] for row in rows) for name in rows[0]})
+    screen.table([*(model._meta.db_table for model in TABLES), "total"], rows)
+    return problems + missing_events(expected)
+
+
+def _events(kind: EventType, job: MediaJob) -> QuerySet[JobEvent]:
+    return JobEvent.objects.filter(type=kind, table=job._meta.db_table, job_id=str(job.pk))
+
+
+def _is_lost(job: MediaJob) -> bool:
+    if job.status == Status.SUCCESS:
+        output = Path(job.payload.get("output", ""))
+        return not (output.is_file() and output.stat().st_size)
+    return job.status not in TERMINAL
