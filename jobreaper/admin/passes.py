@@ -1,0 +1,70 @@
+"""The admin of the reaper's passes: read-only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.contrib import admin
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from jobreaper.admin.filters import OutcomeFilter, PassTableFilter, TriggerFilter
+from jobreaper.admin.large import ReadOnlyAdmin
+from jobreaper.admin.words import badge, milliseconds, shortened, timestamp
+from jobreaper.models import ReaperPass
+
+_VERBS: Final = ("requeued", "failed")
+
+
+@admin.register(ReaperPass)
+class ReaperPassAdmin(ReadOnlyAdmin):
+    """Every pass that is on record, newest first."""
+
+    list_display = ("when", "took", "trigger", "reaper", "by_table", "outcome")
+    list_filter = (OutcomeFilter, TriggerFilter, PassTableFilter)
+    fields = readonly_fields = (
+        "when",
+        "took",
+        "trigger",
+        "reaper",
+        "requeued",
+        "failed",
+        "by_table",
+        "held",
+        "held_reason",
+        "error",
+    )
+
+    @admin.display(description=_("when"))
+    def when(self, run: ReaperPass) -> str:
+        """The start to the second."""
+        return timestamp(run.started_at)
+
+    @admin.display(description=_("took"))
+    def took(self, run: ReaperPass) -> str:
+        """How long it took."""
+        return milliseconds(run.duration_ms)
+
+    @admin.display(description=_("jobs by table"), empty_value="-")
+    def by_table(self, run: ReaperPass) -> SafeString | None:
+        """What was done to each table; tables with nothing to do are left out."""
+        lines = [
+            (table, ", ".join(f"{done[verb]} {verb}" for verb in _VERBS if done[verb]))
+            for table, done in run.counts.items()
+            if any(done[verb] for verb in _VERBS)
+        ]
+        return format_html_join("", "<div>{}: {}</div>", lines) if lines else None
+
+    @admin.display(description=_("outcome"))
+    def outcome(self, run: ReaperPass) -> SafeString:
+        """What came of it, and why where nothing did."""
+        if run.error is not None:
+            return badge("error", "bad", shortened(run.error))
+        if run.held:
+            return badge("held", "late", shortened(run.held_reason or ""))
+        return (
+            badge("reaped", "good")
+            if run.requeued or run.failed
+            else badge("nothing to do", "plain")
+        )
