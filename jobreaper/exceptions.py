@@ -32,6 +32,25 @@ class UnknownTable(JobreaperError, LookupError):
         return type(self), (self.name, self.known)
 
 
+class NotLeasable(JobreaperError):
+    """A worker's verb was called on a table that can only be watched and reclaimed."""
+
+    def __init__(self, table: str, missing: Iterable[str]) -> None:
+        self.table = table
+        self.missing = tuple(missing)
+        why = (
+            f"it has no column for {', '.join(self.missing)}"
+            if self.missing
+            else "its key is composite"
+        )
+        super().__init__(
+            f"jobs of {table} can be reaped but not leased: {why}; see docs/adoption.md"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table, self.missing)
+
+
 class NotClaimed(JobreaperError):
     """``hold()`` could not take the lease: the job is not queued, not due, locked or not there."""
 

@@ -95,6 +95,13 @@ class OnExpiry(StrEnum):
     FAIL = "fail"
 
 
+class AttemptsCounted(StrEnum):
+    """When a table without leases counts an attempt."""
+
+    CLAIM = "claim"
+    REAP = "reap"
+
+
 class Trigger(StrEnum):
     """Who asked for a pass."""
 

@@ -1,2 +1,2 @@
-(%(only)s::{id_type}[] IS NULL OR job.{id} = ANY (%(only)s::{id_type}[]))
-AND job.{id} <> ALL (%(skip)s::{id_type}[])
+(%(only)s::{id_type}[] IS NULL OR {key} = ANY (%(only)s::{id_type}[]))
+AND {key} <> ALL (%(skip)s::{id_type}[])

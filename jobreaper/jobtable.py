@@ -1,0 +1,154 @@
+"""``JobTable``: how one model's table takes part in the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from jobreaper import conf, rendering
+from jobreaper.base import PROTOCOL_COLUMNS
+from jobreaper.db import connection_for
+from jobreaper.exceptions import NotLeasable
+from jobreaper.states import AttemptsCounted, OnExpiry, Status
+
+OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JobTable:
+    """One job table. Made by ``register()``, which explains the parts."""
+
+    model: type[models.Model]
+    ttl_sec: float | None = None
+    ttl_sec_by_stage: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    given_columns: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    words: Mapping[Status, tuple[str, ...]] = field(default_factory=lambda: OWN_WORDS)
+    max_attempts: int = conf.DEFAULT_MAX_ATTEMPTS
+    attempts_counted: AttemptsCounted = AttemptsCounted.CLAIM
+    on_expiry: OnExpiry = OnExpiry.REQUEUE
+    note: str = "RECLAIMED_TTL"
+
+    @cached_property
+    def name(self) -> str:
+        """The table's name in events, metrics and ``--table``, schema included where it has one."""
+        return ".".join(self.name_parts)
+
+    @property
+    def name_parts(self) -> list[str]:
+        """The table's name, behind its schema's where it has one."""
+        # Django users write another schema's table as 'schema"."table'.
+        return self.model._meta.db_table.strip('"').split('"."')
+
+    @cached_property
+    def columns(self) -> Mapping[str, str]:
+        """The table's column for each part of the protocol that it has one for."""
+        found = {}
+        for part in PROTOCOL_COLUMNS:
+            try:
+                found[part] = self.column(self.given_columns.get(part, part))
+            except FieldDoesNotExist:
+                if part in self.given_columns:
+                    raise
+        return found
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """The parts of the protocol that the table has no column for."""
+        return tuple(part for part in PROTOCOL_COLUMNS if part not in self.columns)
+
+    @property
+    def can_be_leased(self) -> bool:
+        """Whether workers can claim its jobs; any other table is only watched and reclaimed."""
+        return not self.missing and len(self.key_columns) == 1
+
+    @property
+    def pk(self) -> models.Field[Any, Any]:
+        """The primary key's field."""
+        return self.model._meta.pk
+
+    @cached_property
+    def key_columns(self) -> tuple[str, ...]:
+        """The primary key's columns; several for a composite key."""
+        return tuple(str(key.column) for key in self.model._meta.pk_fields)
+
+    @property
+    def alias(self) -> str:
+        """The database that holds the table, by Django's routers."""
+        return router.db_for_write(self.model)
+
+    def column(self, name: str) -> str:
+        """Return the column of the field ``name``; a column's own name will do as well.
+
+        Raises:
+            FieldDoesNotExist: the model has neither.
+        """
+        for own in self.model._meta.concrete_fields:
+            if name in (own.name, own.column):
+                return str(own.column)
+        raise FieldDoesNotExist(f"{self.model._meta.label} has no field or column {name!r}")
+
+    def has(self, name: str) -> bool:
+        """Return whether the model has a field of this name."""
+        return any(own.name == name for own in self.model._meta.concrete_fields)
+
+    def value(self, job: models.Model, part: str) -> Any:
+        """Return what ``job`` has in the column of a part of the protocol."""
+        return getattr(job, self._attributes[part])
+
+    @cached_property
+    def _attributes(self) -> Mapping[str, str]:
+        by_column = {own.column: own.attname for own in self.model._meta.concrete_fields}
+        return {part: by_column[column] for part, column in self.columns.items()}
+
+    def word(self, status: Status) -> str:
+        """Return the word that the table writes for ``status``."""
+        return self.words[status][0]
+
+    def connection(self, alias: str | None = None) -> BaseDatabaseWrapper:
+        """Return this thread's connection to the table's database, or to ``alias``."""
+        return connection_for(alias or self.alias)
+
+    def prepare_pk(self, pk: object) -> Any:
+        """Return ``pk`` as a statement's parameter.
+
+        Raises:
+            ValueError, TypeError, ValidationError: it cannot be a key of this table.
+        """
+        return self.pk.get_db_prep_value(pk, self.connection())
+
+    def statement(self, name: str) -> str:
+        """Return the text of ``sql/statements/<name>.sql`` for this table.
+
+        Raises:
+            NotLeasable: it needs columns that the table does not have.
+        """
+        if not self.can_be_leased:
+            raise NotLeasable(self.name, self.missing)
+        if name not in self._statements:
+            self._statements[name] = rendering.leased(self, name)
+        return self._statements[name]
+
+    @cached_property
+    def _statements(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def reap_statement(self) -> str:
+        """One batch of a pass."""
+        if self.can_be_leased:
+            return rendering.reap(self, "reap", rendering.SKIP_LOCKED)
+        return rendering.reclaim(self, "reclaim", rendering.SKIP_LOCKED)
+
+    @cached_property
+    def reap_dry_run_statement(self) -> str:
+        """The verdicts of a pass, with nothing locked."""
+        if self.can_be_leased:
+            return rendering.reap(self, "reap_dry_run", rendering.NO_LOCK)
+        return rendering.reclaim(self, "reclaim_dry_run", rendering.NO_LOCK)

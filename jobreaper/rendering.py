@@ -1,0 +1,207 @@
+"""From a ``.sql`` file to a statement for one job table: which column and which word goes where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from jobreaper import sql
+from jobreaper.states import AttemptsCounted, EventType, Status
+
+if TYPE_CHECKING:
+    from jobreaper.jobtable import JobTable
+
+Parts = dict[str, Composable]
+
+SKIP_LOCKED: Final = SQL("FOR NO KEY UPDATE OF job SKIP LOCKED")
+NO_LOCK: Final = SQL("")
+
+# Composed in this order: a fragment may use those above it.
+_FRAGMENTS: Final = (
+    "policies",
+    "backoff",
+    "unlock",
+    "attempt",
+    "attempt_details",
+    "chosen",
+    "lost_columns",
+    "verdict",
+    "reaped",
+)
+_DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
+
+
+def leased(table: JobTable, name: str) -> str:
+    """Return a statement of the protocol for a table that has all its columns."""
+    return sql.render(f"statements/{name}", leased_parts(table))
+
+
+def reap(table: JobTable, name: str, lock: Composable) -> str:
+    """Return the statement of a pass over a table with leases."""
+    parts = {**leased_parts(table), "lock": lock}
+    return sql.render(f"statements/{name}", _with(parts, "verdicts"))
+
+
+def reclaim(table: JobTable, name: str, lock: Composable) -> str:
+    """Return the statement of a pass over a table without leases."""
+    parts = {**reclaim_parts(table), "lock": lock}
+    return sql.render(f"statements/{name}", _with(parts, "chosen", "stale", "reclaimed_columns"))
+
+
+def leased_parts(table: JobTable) -> Parts:
+    """Return what the statements of a table with leases are composed of."""
+    columns = [str(own.column) for own in table.model._meta.concrete_fields]
+    parts = {
+        **_common_parts(table),
+        "id": Identifier(table.key_columns[0]),
+        "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
+        "priority": SQL("job.priority DESC, " if table.has("priority") else ""),
+        "table_ttl_sec": SQL("{}::float8").format(Literal(table.ttl_sec)),
+        # Of a row of the table, and of a row of an expression in the protocol's own names.
+        "policy_of_row": _policy_of(table.columns["stage"]),
+        "policy_of_job": _policy_of("stage"),
+    }
+    _with(parts, *_FRAGMENTS)
+    for name, not_after in (
+        ("lease_end", SQL("job.{}").format(Identifier(table.columns["deadline_at"]))),
+        ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),
+    ):
+        parts[name] = sql.compose("fragments/lease_end", {**parts, "not_after": not_after})
+    for name, condition in _DUE.items():
+        wanted = {"wanted": sql.compose(f"fragments/{condition}", parts)}
+        parts[name] = sql.compose("fragments/due", {**parts, **wanted})
+    return parts
+
+
+def reclaim_parts(table: JobTable) -> Parts:
+    """Return what the statements of a table without leases are composed of."""
+    keys = [Identifier(column) for column in table.key_columns]
+    places = [Identifier(f"key_{n}") for n in range(len(keys))]
+    same_key = [SQL("job.{} = verdict.{}").format(*pair) for pair in zip(keys, places, strict=True)]
+    if len(keys) == 1:
+        same_key.append(SQL("job.{} = ANY (ARRAY(SELECT key_0 FROM verdict))").format(keys[0]))
+    parts = {
+        **_common_parts(table),
+        "key_columns": SQL(", ").join(
+            [SQL("job.{} AS {}").format(*pair) for pair in zip(keys, places, strict=True)]
+        ),
+        "key_as_text": _key_as_text(keys),
+        "key_of_verdict": SQL("key_0" if len(keys) == 1 else "job_id"),
+        "is_verdicts_job": SQL(" AND ").join(same_key),
+        "last_seen_at": last_seen_at(table),
+        "read_stage": _read(table, "stage", "text"),
+        "read_locked_by": _read(table, "locked_by", "text"),
+        "on_expiry": Literal(table.on_expiry.value),
+        "attempts_a_reap": SQL(str(int(table.attempts_counted is AttemptsCounted.REAP))),
+        "note": Literal(table.note),
+        "limits": limits(table),
+        "limit_of_job": _limit_of_job(table),
+    }
+    parts["read_attempt_count"] = _attempts(table, parts)
+    parts["max_attempts_of_job"] = (
+        _read(table, "max_attempts", "int")
+        if "max_attempts" in table.columns
+        else Literal(table.max_attempts)
+    )
+    parts["reclaim_assignments"] = _assignments(table, parts)
+    return parts
+
+
+def last_seen_at(table: JobTable) -> Composable:
+    """Return the last sign of life of ``job``. GREATEST, not COALESCE: a heartbeat kept from an
+    earlier attempt must not condemn a fresh lock.
+    """
+    signs = [
+        SQL("job.{}").format(Identifier(table.columns[part]))
+        for part in ("last_heartbeat_at", "claimed_at")
+        if part in table.columns
+    ]
+    return SQL("GREATEST({})").format(SQL(", ").join(signs))
+
+
+def limits(table: JobTable) -> Composable:
+    """Return the query of the table's times to live: ``ttl``, with its ``stage`` where it is one
+    stage's.
+    """
+    if not table.ttl_sec_by_stage:
+        return SQL("SELECT make_interval(secs => {}) AS ttl").format(Literal(table.ttl_sec))
+    rows = [
+        SQL("({}, make_interval(secs => {}))").format(Literal(stage), Literal(sec))
+        for stage, sec in table.ttl_sec_by_stage.items()
+    ]
+    return SQL("SELECT * FROM (VALUES {}) AS limits (stage, ttl)").format(SQL(", ").join(rows))
+
+
+def _common_parts(table: JobTable) -> Parts:
+    keys = [Identifier(column) for column in table.key_columns]
+    single = len(keys) == 1
+    id_type = (table.pk.rel_db_type(table.connection()) or "text") if single else "text"
+    return {
+        "table": Identifier(*table.name_parts),
+        "table_name": Literal(table.name),
+        "id_type": SQL(id_type),
+        "key": SQL("job.{}").format(keys[0]) if single else _key_as_text(keys),
+        **{part: Identifier(column) for part, column in table.columns.items()},
+        **{status.value: Literal(table.word(status)) for status in table.words},
+        "is_queued": has_status(table, Status.QUEUED),
+        "is_processing": has_status(table, Status.PROCESSING),
+    }
+
+
+def has_status(table: JobTable, status: Status) -> Composable:
+    """Return the condition that ``job`` has ``status``, in a form that a partial index serves."""
+    column = Identifier(table.columns["status"])
+    words = [Literal(word) for word in table.words[status]]
+    if len(words) == 1:
+        return SQL("job.{} = {}").format(column, words[0])
+    return SQL("job.{} IN ({})").format(column, SQL(", ").join(words))
+
+
+def _with(parts: Parts, *fragments: str) -> Parts:
+    for name in fragments:
+        parts[name] = sql.compose(f"fragments/{name}", parts)
+    return parts
+
+
+def _policy_of(stage: str) -> Composed:
+    return sql.compose("fragments/policy_of_job", {"stage": Identifier(stage)})
+
+
+def _limit_of_job(table: JobTable) -> Composable:
+    if not table.ttl_sec_by_stage:
+        return SQL("true")
+    return SQL("limits.stage = job.{}").format(Identifier(table.columns["stage"]))
+
+
+def _key_as_text(keys: list[Identifier]) -> Composable:
+    columns = [SQL("job.{}").format(key) for key in keys]
+    if len(columns) == 1:
+        return SQL("{}::text").format(columns[0])
+    return SQL("jsonb_build_array({})::text").format(SQL(", ").join(columns))
+
+
+def _read(table: JobTable, part: str, kind: str) -> Composable:
+    """Return a part of ``job``, NULL where the table has no column for it."""
+    if part in table.columns:
+        return SQL("job.{}").format(Identifier(table.columns[part]))
+    return SQL(f"NULL::{kind}")  # type: ignore[arg-type]
+
+
+def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:
+    """Return how many attempts ``job`` has had; counted from the events where the table does not
+    count, so that a job which kills its workers ends all the same.
+    """
+    if "attempt_count" in table.columns:
+        return _read(table, "attempt_count", "int")
+    requeued = {"requeued": Literal(EventType.REAPER_REQUEUED.value)}
+    return sql.compose("fragments/attempts_by_events", {**parts, **requeued})
+
+
+def _assignments(table: JobTable, parts: Mapping[str, Composable]) -> Composed:
+    """Return the assignments of a reclaim, without those to columns that the table lacks."""
+    lines = sql.source("fragments/reclaim_assignments").strip().split(",\n")
+    kept = [line for line in lines if re.match(r"\{(\w+)\}", line)[1] in table.columns]  # type: ignore[index]
+    return SQL(",\n".join(kept)).format(**{**sql.vocabulary(), **parts})  # type: ignore[arg-type]

@@ -1,0 +1,12 @@
+{status} = CASE WHEN verdict.requeues THEN {queued} ELSE {failed} END,
+{attempt_count} = verdict.attempt_count + CASE WHEN verdict.requeues THEN {attempts_a_reap} ELSE 0 END,
+{locked_by} = NULL,
+{claimed_at} = NULL,
+{lease_expires_at} = NULL,
+{deadline_at} = NULL,
+{dispatched_at} = NULL,
+{lease_epoch} = job.{lease_epoch} + 1,
+{reap_count} = job.{reap_count} + 1,
+{finished_at} = CASE WHEN verdict.requeues THEN NULL ELSE statement_timestamp() END,
+{fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code} ELSE {timeout} END,
+{fail_reason} = verdict.note
