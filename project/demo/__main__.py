@@ -41,13 +41,14 @@ def _run(ends_at_once: bool) -> int:
     import django
 
     django.setup()
-    from project.demo.house import House, Trouble
+    from project.demo.house import DATABASE, House, Trouble
     from project.demo.outcome import sum_up
     from project.demo.story import Story
 
     try:
         with House() as house:
             house.make_database()
+            screen.say(f"The database {DATABASE} is made.")
             story = Story(house, screen)
             story.tell()
             problems = sum_up(screen, story.expected)

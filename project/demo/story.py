@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from django.db import transaction
 from django.db.models.functions import Now
 
 from jobreaper.models import ReaperPass
@@ -82,13 +83,14 @@ class Story:
         source = str(self.house.files / "video.mp4")
         make_video(Path(source), VIDEO_SEC)
         whole = {"source": source, "native_speed": True}
-        clip = Job.objects.create(stage="clip", payload=whole)
-        recording = AsrJob.objects.create(stage="asr", payload=whole)
-        for start in range(3):
-            part = {"source": source, "start": start, "seconds": 2}
-            Job.objects.create(stage="clip", payload=part)
-            Job.objects.create(stage="burnin", payload={**part, "text": f"It's part {start}"})
-            AsrJob.objects.create(stage="asr", payload=part)
+        with transaction.atomic():
+            clip = Job.objects.create(stage="clip", payload=whole)
+            recording = AsrJob.objects.create(stage="asr", payload=whole)
+            for start in range(3):
+                part = {"source": source, "start": start, "seconds": 2}
+                Job.objects.create(stage="clip", payload=part)
+                Job.objects.create(stage="burnin", payload={**part, "text": f"It's part {start}"})
+                AsrJob.objects.create(stage="asr", payload=part)
         counts = (f"{model.objects.count()} in {model._meta.db_table}" for model in TABLES)
         self.screen.say(
             f"Queued for ffmpeg: clips, text to burn in, sound to extract; {', '.join(counts)}."
