@@ -75,8 +75,8 @@ def _change(
         {
             **details,
             "ids": [table.prepare_pk(pk) for pk in pks],
-            "sources": list(sources(target)),
-            "target": target.value,
+            "sources": [word for source in sources(target) for word in table.words[source]],
+            "target": table.word(target),
             "event": event.value,
             "fail_code": code,
         },

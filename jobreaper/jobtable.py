@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,6 +18,9 @@ from jobreaper.base import PROTOCOL_COLUMNS
 from jobreaper.db import connection_for
 from jobreaper.exceptions import NotLeasable
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
+
+# What a table without leases may have besides the protocol's columns: set at every reclaim.
+EXTRA_PARTS: Final = ("updated_at",)
 
 OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
 
@@ -51,12 +55,9 @@ class JobTable:
         """The table's column for each part of the protocol that it has one for."""
         found = {}
         for part in PROTOCOL_COLUMNS:
-            try:
-                found[part] = self.column(self.given_columns.get(part, part))
-            except FieldDoesNotExist:
-                if part in self.given_columns:
-                    raise
-        return found
+            with suppress(FieldDoesNotExist):
+                found[part] = self.column(part)
+        return found | {part: self.column(name) for part, name in self.given_columns.items()}
 
     @cached_property
     def missing(self) -> tuple[str, ...]:

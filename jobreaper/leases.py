@@ -46,8 +46,10 @@ class Lease:
         self.worker = worker
         self.pk = job.pk
         self.key = table.prepare_pk(job.pk)
-        self.epoch: int = job.lease_epoch
-        self.expires_at: datetime | None = job.lease_expires_at
+        self.epoch: int = table.value(job, "lease_epoch")
+        self.stage: str | None = table.value(job, "stage")
+        self.attempt: int = table.value(job, "attempt_count")
+        self.expires_at: datetime | None = table.value(job, "lease_expires_at")
         self.length_sec = length
         self._runs_out_at = runs_out_at
         self._lost: LeaseLost | None = None
@@ -189,7 +191,7 @@ class Lease:
         elif beat.remaining_sec is not None:
             self._runs_out_at = sent_at + beat.remaining_sec
             self.expires_at = beat.expires_at
-        elif beat.status == Status.PROCESSING:
+        elif beat.status in self.table.words[Status.PROCESSING]:
             # Locked by some transaction, and ours by the database's own word.
             self._runs_out_at = max(self._runs_out_at, sent_at + self.length_sec)
 
@@ -278,8 +280,8 @@ class Lease:
                 "epoch": self.epoch,
                 "verb": verb,
                 "worker": self.worker,
-                "stage": self.job.stage,
-                "attempt": self.job.attempt_count,
+                "stage": self.stage,
+                "attempt": self.attempt,
                 "tried_before": tried_before,
             },
         )

@@ -54,8 +54,8 @@ def _of(lease: Any) -> dict[str, Any]:
     return {
         "table": lease.table.name,
         "job": lease.pk,
-        "stage": lease.job.stage,
-        "attempt": lease.job.attempt_count,
+        "stage": lease.stage,
+        "attempt": lease.attempt,
         "epoch": lease.epoch,
         "worker": lease.worker,
     }

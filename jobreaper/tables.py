@@ -12,7 +12,7 @@ from django.db import models
 from jobreaper import conf, values
 from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
 from jobreaper.exceptions import ConfigurationError, UnknownTable
-from jobreaper.jobtable import JobTable
+from jobreaper.jobtable import EXTRA_PARTS, JobTable
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
 __all__ = ["JobTable", "job_tables", "named", "register", "table_of"]
@@ -55,7 +55,7 @@ def register(
     """
     problems = []
     for given, known, what in (
-        (columns or {}, PROTOCOL_COLUMNS, "part of the protocol"),
+        (columns or {}, (*PROTOCOL_COLUMNS, *EXTRA_PARTS), "part of the protocol"),
         (words or {}, list(Status), "status"),
     ):
         problems += [f"{name!r} is no {what}" for name in given if name not in known]

@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     *(["django_prometheus"] if HAS_PROMETHEUS else []),
     "jobreaper",
     "project.media",
+    "project.documents",
 ]
 
 MIDDLEWARE = [

@@ -52,6 +52,8 @@ def give_back(pid: int, how: str) -> None:
     worker = id_of_child(pid)
     try:
         for table in job_tables():
+            if not table.can_be_leased:
+                continue
             for job in worker_lost.give_back(table, worker, how):
                 if job.fail_code is None:
                     dispatch_job(table.model, job.pk)

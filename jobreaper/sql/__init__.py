@@ -20,7 +20,7 @@ from jobreaper.states import EventType, FailCode, OnExpiry, Reason, Status
 @cache
 def source(path: str) -> str:
     """Return the text of a ``.sql`` file below this package, such as ``"statements/claim"``."""
-    return (files(__package__) / f"{path}.sql").read_text(encoding="utf-8")
+    return (files(__package__) / f"{path}.sql").read_text(encoding="utf-8").strip()
 
 
 @cache
