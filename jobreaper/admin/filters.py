@@ -76,11 +76,17 @@ class StageFilter(ValueFilter):
 
     def offered(self, rows: Rows) -> Iterable[str]:
         """Return the configured stages and what the two partial indexes lead to."""
+        # Sorted as the indexes are: otherwise PostgreSQL may take a few unfinished jobs from the
+        # end of a large table by reading all of it.
         running, queued = (
-            rows.filter(status=status).order_by().values_list("stage", flat=True)[:SAMPLED_ROWS]
-            for status in (Status.PROCESSING, Status.QUEUED)
+            rows.filter(status=status).order_by(*order).values_list("stage", flat=True)
+            for status, order in (
+                (Status.PROCESSING, ["lease_expires_at"]),
+                (Status.QUEUED, ["next_earliest_run_at", "pk"]),
+            )
         )
-        found = {stage or "" for stage in running.union(queued)[:MOST_CHOICES]}
+        unfinished = running[:SAMPLED_ROWS].union(queued[:SAMPLED_ROWS])
+        found = {stage or "" for stage in unfinished[:MOST_CHOICES]}
         return sorted(found.union(conf.settings().stages))
 
     def having(self, rows: Rows, value: str) -> Rows:

@@ -218,6 +218,23 @@ def test_the_first_page_reads_the_index_of_the_key(many: Client) -> None:
     assert "Index Scan Backward using jobs_pkey" in rows.explain()
 
 
+def test_the_choices_are_read_through_the_partial_indexes(many: Client) -> None:
+    execute("INSERT INTO jobs (stage) SELECT 'clip' FROM generate_series(1, 5000)")
+    execute("ANALYZE jobs")
+    with CaptureQueriesContext(connection) as captured:
+        html(many, JOBS)
+    for word, indexes in (
+        ("UNION", ["idx_jobs_status_lease", "idx_jobs_queued_due"]),
+        ("DISTINCT", ["idx_jobs_status_lease"]),
+    ):
+        statement = next(query["sql"] for query in captured if word in query["sql"])
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN {statement}")
+            plan = str(cursor.fetchall())
+        assert "Seq Scan" not in plan
+        assert all(index in plan for index in indexes)
+
+
 @pytest.mark.parametrize(
     "query",
     ["", "?status=failed", "?lease=expired", "?stage=clip", "?worker=w", "?q=1", "?_facets=True"],
