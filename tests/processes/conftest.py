@@ -12,6 +12,7 @@ from jobreaper import conf
 from tests.committed import transactional_db  # noqa: F401
 from tests.processes.children import Child
 from tests.processes.proxy import Proxy
+from tests.waiting import until
 
 LEASE_SEC = 1.5
 
@@ -21,6 +22,12 @@ Sql = Callable[..., list[Row]]
 Ledger = Callable[[], list[Row]]
 ReadRow = Callable[[int], Row]
 ReadEvents = Callable[[int], list[str]]
+
+
+def beats(read: ReadRow, pk: int) -> bool:
+    """Whether a heartbeat comes within the time that one may take."""
+    before = read(pk)["last_heartbeat_at"]
+    return until(lambda: bool(read(pk)["last_heartbeat_at"] > before))
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,11 @@ import pytest
 
 from jobreaper import reap
 from jobreaper.states import EventType, Status
-from tests.processes.conftest import LEASE_SEC, Ledger, ReadEvents, ReadRow, Sql, Start
+from tests.processes.conftest import LEASE_SEC, Ledger, ReadEvents, ReadRow, Sql, Start, beats
 from tests.processes.proxy import Proxy
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
-
-
-def beats(read: ReadRow, pk: int) -> bool:
-    """Whether a heartbeat comes within the time that one may take."""
-    before = read(pk)["last_heartbeat_at"]
-    return until(lambda: bool(read(pk)["last_heartbeat_at"] > before))
 
 
 def test_a_job_ten_leases_long_is_never_reaped_while_it_beats(

@@ -73,6 +73,13 @@ class Worker:
         self.lease.finish()
         return "finished"
 
+    def fail(self) -> str:
+        return "retried" if self.lease.fail("went_wrong") else "failed"
+
+    def release(self) -> str:
+        self.lease.release()
+        return "released"
+
     def check(self) -> str:
         self.lease.check()
         return "held"
