@@ -122,7 +122,12 @@ class JobTable:
         Raises:
             ValueError, TypeError, ValidationError: it cannot be a key of this table.
         """
-        return self.pk.get_db_prep_value(pk, self.connection())
+        key = self.pk.get_db_prep_value(pk, self.connection())
+        # In the claim's statement NULL stands for "any job that is due".
+        if key is None:
+            raise ValueError(f"{pk!r} cannot be a key of {self.name}")
+        self.pk.run_validators(key)
+        return key
 
     def statement(self, name: str) -> str:
         """Return the text of ``sql/statements/<name>.sql`` for this table.
