@@ -15,6 +15,7 @@ import pytest
 
 from jobreaper import conf
 from jobreaper.states import EventType, Status
+from project.media import work
 from project.media.models import AsrJob, Job
 from project.media.worker import run_next
 from tests.project_media.processes import has_ended
@@ -157,12 +158,16 @@ def test_ffmpeg_dies_with_a_killed_worker(own_source: Path, database_url: str) -
         env={**os.environ, "DATABASE_URL": database_url},
     )
     try:
-        [ffmpeg] = until(psutil.Process(worker.pid).children)
         until(lambda: list(own_source.parent.glob("*.part.mp4")))
+        [ffmpeg] = psutil.Process(worker.pid).children()
     finally:
         worker.kill()
         worker.wait()
     until(lambda: has_ended(ffmpeg))
+    # It did not come to the end of its work first.
+    [part] = own_source.parent.glob("*.part.mp4")
+    with pytest.raises(work.WorkFailed):
+        work.run("asr", {"source": str(part)}, part.with_suffix(".wav"), keep_going=lambda: None)
 
 
 @pytest.mark.process
