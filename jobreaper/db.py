@@ -168,7 +168,11 @@ def storable(text: object) -> str:
 
     NUL bytes and lone surrogates become escapes; what is cut off is counted.
     """
-    whole = str(text)
+    try:
+        whole = str(text)
+    # It is somebody else's, and a job must not be stuck for want of words.
+    except Exception:
+        whole = f"<unprintable {type(text).__qualname__}>"
     cut = len(whole) - LONGEST_TEXT
     kept = whole if cut <= 0 else f"{whole[:LONGEST_TEXT]}… ({cut} characters cut)"
     return kept.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -141,14 +141,15 @@ class Lease:
             LeaseLost: the lease is lost; nothing was written.
             LeaseClosed: it was finished, failed or released before.
         """
+        code, why = code_or_exception, reason
         if isinstance(code_or_exception, BaseException):
-            reason = str(code_or_exception) if reason is None else reason
-            code_or_exception = type(code_or_exception).__qualname__
+            code = type(code_or_exception).__qualname__
+            why = storable(code_or_exception) if reason is None else reason
         event = self._end(
             "fail",
             {
-                "fail_code": storable(code_or_exception)[:LONGEST_CODE],
-                "fail_reason": None if reason is None else storable(reason),
+                "fail_code": storable(code)[:LONGEST_CODE],
+                "fail_reason": None if why is None else storable(why),
                 "retry": retry,
                 "delay_sec": delay_sec,
                 "policies": conf.settings().policies_json,

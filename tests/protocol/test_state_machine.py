@@ -361,14 +361,15 @@ class Protocol(RuleBasedStateMachine):
     @rule(held=leases)
     def save_the_job(self, held: ModelLease) -> None:
         job = self.model[held.key]
-        held.lease.job.payload = {"epoch": held.epoch}
+        before = self.rows.row(held.key)
+        held.lease.job.payload = {"saves": before["payload"].get("saves", 0) + 1}
         if job.epoch == held.epoch:
             held.lease.job.save()
-            assert self.rows.row(held.key)["payload"] == {"epoch": held.epoch}
+            assert self.rows.row(held.key) == {**before, "payload": held.lease.job.payload}
         else:
             with pytest.raises(LeaseLost):
                 held.lease.job.save()
-            assert self.rows.row(held.key)["payload"].get("epoch") != held.epoch
+            assert self.rows.row(held.key) == before
             job.events.append(EventType.JOB_STALE_WRITE_REJECTED)
 
     # What the reaper and operators do.

@@ -236,7 +236,7 @@ def test_trying_again_has_an_end() -> None:
 
 def test_tries_are_spread_over_as_long_as_a_restart_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(db.time, "sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
     with pytest.raises(OperationalError):
         db.retrying(connection, Sender(99, lock_timeout))
     assert waits == sorted(waits)
@@ -245,7 +245,12 @@ def test_tries_are_spread_over_as_long_as_a_restart_takes(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("hurry")
 def test_after_a_lost_connection_the_next_try_is_warned_and_has_a_new_one(sql: Sql) -> None:
-    sender = Sender(1, lambda: (end_session(sql), run("SELECT 1")))
+
+    def lose_the_connection() -> None:
+        end_session(sql)
+        run("SELECT 1")
+
+    sender = Sender(1, lose_the_connection)
     assert db.retrying(connection, sender) == "sent"
     assert sender.told == [False, True]
 

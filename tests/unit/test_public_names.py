@@ -27,4 +27,4 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'claims'"):
-        _ = jobreaper.claims  # type: ignore[attr-defined]
+        _ = jobreaper.claims

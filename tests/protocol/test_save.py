@@ -1,0 +1,101 @@
+"""`job.save()` under a lease: the work's own columns are the worker's, as long as the job is."""
+
+import pickle
+
+import pytest
+from django.db import transaction
+
+from jobreaper import LeaseLost, cancel, claim, hold
+from jobreaper.base import PROTOCOL_FIELDS
+from project.media.models import Job
+from tests.rows import Rows, Sql
+
+
+def claimed(jobs: Rows) -> Job:
+    lease = claim(Job, jobs.plant(payload='{"by": "nobody"}'))
+    assert lease is not None
+    job: Job = lease.job
+    return job
+
+
+def test_a_holders_save_is_written(jobs: Rows) -> None:
+    job = claimed(jobs)
+    job.payload = {"by": "the holder"}
+    job.stage = "clip"
+    job.save()
+    row = jobs.row(job.pk)
+    assert (row["payload"], row["stage"]) == ({"by": "the holder"}, "clip")
+
+
+def test_the_protocols_columns_are_left_alone(jobs: Rows) -> None:
+    job = claimed(jobs)
+    # A beat, an operator's change or a reap may have moved them since the claim.
+    jobs.set(job.pk, next_earliest_run_at=None, reap_count=7, fail_code="E1")
+    before = jobs.row(job.pk)
+    for field in PROTOCOL_FIELDS:
+        setattr(job, field, None)
+    job.payload = {}
+    job.save()
+    assert jobs.row(job.pk) == {**before, "payload": {}}
+
+
+@pytest.mark.parametrize("given", [None, ["payload"]])
+def test_a_save_after_the_job_was_taken_away_writes_nothing(
+    jobs: Rows, given: list[str] | None
+) -> None:
+    job = claimed(jobs)
+    cancel(Job, [job.pk], by="ann")
+    before = jobs.row(job.pk)
+    job.payload = {"by": "a stale worker"}
+    with pytest.raises(LeaseLost, match="save was rejected"):
+        job.save(update_fields=given)
+    assert jobs.row(job.pk) == before
+    assert jobs.events(job.pk)[-1]["details"]["verb"] == "save"
+
+
+def test_a_save_after_a_new_claim_writes_nothing(jobs: Rows) -> None:
+    job = claimed(jobs)
+    jobs.set(job.pk, lease_epoch=3, locked_by="w2")
+    with pytest.raises(LeaseLost):
+        job.save()
+
+
+def test_a_result_may_still_be_saved_after_the_finish(jobs: Rows) -> None:
+    with hold(Job, jobs.plant()) as lease:
+        pass
+    lease.job.payload = {"took": 5}
+    lease.job.save()
+    row = jobs.row(lease.pk)
+    assert (row["status"], row["payload"]) == ("success", {"took": 5})
+
+
+def test_a_save_is_part_of_the_callers_transaction(jobs: Rows) -> None:
+    job = claimed(jobs)
+    job.payload = {"by": "the holder"}
+    with transaction.atomic():
+        job.save()
+        transaction.set_rollback(True)
+    assert jobs.row(job.pk)["payload"] == {"by": "nobody"}
+
+
+def test_columns_that_were_named_are_written_and_no_other(jobs: Rows) -> None:
+    job = claimed(jobs)
+    job.payload, job.stage = {"by": "the holder"}, "clip"
+    job.save(update_fields=["stage"])
+    row = jobs.row(job.pk)
+    assert (row["payload"], row["stage"]) == ({"by": "nobody"}, "clip")
+
+
+def test_a_job_that_came_out_of_no_claim_is_saved_as_ever(jobs: Rows, sql: Sql) -> None:
+    job = Job.objects.create(stage="clip")
+    job.status = "cancelled"
+    job.save()
+    assert jobs.row(job.pk)["status"] == "cancelled"
+
+
+def test_a_copy_in_another_process_has_no_lease(jobs: Rows) -> None:
+    job = claimed(jobs)
+    copy = pickle.loads(pickle.dumps(job))  # noqa: S301
+    assert copy._lease is None
+    assert job._lease is not None
+    assert copy.pk == job.pk
