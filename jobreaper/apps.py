@@ -17,12 +17,13 @@ class JobreaperConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect what reacts to core code, which knows nothing of it."""
-        from jobreaper import checks, logs
+        from jobreaper import checks, installed, logs
         from jobreaper.celery import dispatcher
 
         checks.register()
         logs.connect()
         post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
+        post_migrate.connect(installed.render_policies_anew, dispatch_uid="jobreaper.policies")
         if find_spec("django_celery_beat") is not None:
             from jobreaper.celery import periodic
 

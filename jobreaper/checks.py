@@ -9,7 +9,7 @@ from django.apps.config import AppConfig
 from django.core import checks
 from django.db import connections
 
-from jobreaper import conf
+from jobreaper import conf, installed
 from jobreaper.tables import JobTable, job_tables
 
 DOCS: Final = "See docs/checks.md#"
@@ -19,6 +19,7 @@ def register() -> None:
     """Register every check; called once from ``AppConfig.ready()``."""
     checks.register(check_settings, "jobreaper")
     checks.register(check_databases, "jobreaper")
+    checks.register(check_installed_sql, checks.Tags.database)
 
 
 def check_settings(
@@ -40,6 +41,27 @@ def check_databases(
 ) -> list[checks.CheckMessage]:
     """Report E004: a job table is not in PostgreSQL."""
     return [message for table in job_tables() for message in _check_database(table)]
+
+
+def check_installed_sql(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Report W010: SQL functions or views in the database differ from a fresh render."""
+    messages = []
+    for alias in databases or ():
+        connection = connections[alias]
+        if connection.vendor != "postgresql":
+            continue
+        tables = [table for table in job_tables() if table.alias == alias]
+        for name in installed.drifted(connection, tables):
+            messages.append(
+                checks.Warning(
+                    f"{name} in the database {alias!r} differs from this version or its settings.",
+                    hint=f"Run `manage.py reaper_sql --install --database {alias}`. {DOCS}w010",
+                    id="jobreaper.W010",
+                )
+            )
+    return messages
 
 
 def _check_database(table: JobTable) -> Iterator[checks.CheckMessage]:

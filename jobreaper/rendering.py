@@ -21,7 +21,10 @@ NO_LOCK: Final = SQL("")
 
 # Composed in this order: a fragment may use those above it.
 _FRAGMENTS: Final = (
+    "policy_columns",
+    "policy_rows",
     "policies",
+    "claimed_columns",
     "backoff",
     "unlock",
     "attempt",
@@ -34,14 +37,14 @@ _FRAGMENTS: Final = (
 _DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
 
 
-def leased(table: JobTable, name: str) -> str:
+def leased(table: JobTable, name: str, **overriding: Composable) -> str:
     """Return a statement of the protocol for a table that has all its columns."""
-    return sql.render(f"statements/{name}", leased_parts(table))
+    return sql.render(f"statements/{name}", leased_parts(table, **overriding))
 
 
-def reap(table: JobTable, name: str, lock: Composable) -> str:
+def reap(table: JobTable, name: str, lock: Composable, **overriding: Composable) -> str:
     """Return the statement of a pass over a table with leases."""
-    parts = {**leased_parts(table), "lock": lock}
+    parts = {**leased_parts(table, **overriding), "lock": lock}
     return sql.render(f"statements/{name}", _with(parts, "verdicts"))
 
 
@@ -51,8 +54,10 @@ def reclaim(table: JobTable, name: str, lock: Composable) -> str:
     return sql.render(f"statements/{name}", _with(parts, "chosen", "stale", "reclaimed_columns"))
 
 
-def leased_parts(table: JobTable) -> Parts:
-    """Return what the statements of a table with leases are composed of."""
+def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
+    """Return what the statements of a table with leases are composed of; ``overriding`` parts take
+    the place of those of the same name.
+    """
     columns = [str(own.column) for own in table.model._meta.concrete_fields]
     parts = {
         **_common_parts(table),
@@ -64,7 +69,8 @@ def leased_parts(table: JobTable) -> Parts:
         "policy_of_row": _policy_of(table.columns["stage"]),
         "policy_of_job": _policy_of("stage"),
     }
-    _with(parts, *_FRAGMENTS)
+    for name in _FRAGMENTS:
+        parts[name] = overriding.get(name) or sql.compose(f"fragments/{name}", parts)
     for name, not_after in (
         ("lease_end", SQL("job.{}").format(Identifier(table.columns["deadline_at"]))),
         ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),

@@ -30,6 +30,7 @@ def register(
     attempts_counted: str = AttemptsCounted.CLAIM,
     on_expiry: str = OnExpiry.REQUEUE,
     note: str = "RECLAIMED_TTL",
+    functions: Mapping[str, str] | None = None,
 ) -> JobTable:
     """Adopt a model's table as a job table, and return it. Call it in an ``AppConfig.ready()``.
 
@@ -49,6 +50,7 @@ def register(
             where the reaper does when it gives the job back. For tables without leases.
         on_expiry: ``"fail"`` where such a job is never to be run again.
         note: what the text put into ``fail_reason`` begins with.
+        functions: names for the SQL functions, by verb, in place of ``<table>_<verb>``.
 
     Raises:
         ConfigurationError: a part, a word or a column is not known, or a value is bad.
@@ -80,6 +82,7 @@ def register(
             attempts_counted=AttemptsCounted(attempts_counted),
             on_expiry=values.on_expiry(on_expiry),
             note=note,
+            function_names=MappingProxyType(dict(functions or {})),
         )
         if "status" not in table.columns:
             problems.append("it has no status column: name it in columns={'status': …}")

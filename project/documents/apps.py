@@ -37,4 +37,5 @@ class DocumentsConfig(AppConfig):
             },
             max_attempts=10,
             attempts_counted="reap",
+            functions={"reap": "reclaim_stale_jobs", "heartbeat": "update_job_heartbeat"},
         )

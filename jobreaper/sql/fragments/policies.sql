@@ -7,6 +7,4 @@ SELECT policy.stage,
        policy.on_expiry,
        policy.max_reaps,
        coalesce(policy.ttl_sec, {table_ttl_sec}) * interval '1 second' AS ttl
-  FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (
-       stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-       backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+  FROM {policy_rows}

@@ -16,8 +16,6 @@ claimed AS (
        AND {policy_of_row}
     RETURNING job.*
 )
-SELECT {columns},
-       extract(epoch FROM job.{lease_expires_at} - statement_timestamp())::float8
-           AS lease_remaining_sec
+SELECT {claimed_columns}
   FROM claimed AS job
  ORDER BY {priority}job.{next_earliest_run_at}, job.{id}

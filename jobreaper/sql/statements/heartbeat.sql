@@ -30,8 +30,8 @@ SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
        extract(epoch FROM renewed.lease_expires_at - statement_timestamp())::float8
            AS lease_remaining_sec,
        renewed.lease_expires_at,
-       job.{status},
-       job.{lease_epoch}
+       job.{status} AS status,
+       job.{lease_epoch} AS epoch
   FROM lease
   LEFT JOIN renewed ON renewed.id = lease.id
   LEFT JOIN {table} AS job ON job.{id} = lease.id

@@ -1,0 +1,239 @@
+"""The protocol inside the database: functions for workers in other languages, and views.
+
+They are rendered from the same ``.sql`` files that Python sends. Each carries a comment with the
+hash of its source, so that a check can tell when the database and the package have drifted apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from django.apps import AppConfig
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import Literal as SqlLiteral
+
+from jobreaper import conf, rendering, sql
+from jobreaper.base import LATE_AFTER_BEATS
+from jobreaper.db import fetch
+from jobreaper.jobtable import JobTable
+from jobreaper.states import Trigger
+
+MARK: Final = "jobreaper sha256:"
+POLICIES: Final = "jobreaper_policies"
+
+# What a verb's statement is given inside its function, in place of Python's parameters.
+_CLAIM: Final = {
+    "id": "{function}.job_id",
+    "worker": "{function}.worker",
+    "n": "{function}.n",
+    "stages": "{function}.stages",
+}
+_BEAT: Final = {"ids": "ARRAY[{function}.job_id]", "epochs": "ARRAY[held_epoch]"}
+_ENDING: Final = {
+    "id": "{function}.job_id",
+    "epoch": "held_epoch",
+    "worker": "{function}.worker",
+    "stage": "NULL",
+    "attempt": "NULL",
+    "tried_before": "false",
+    "fail_code": "{function}.code",
+    "fail_reason": "{function}.reason",
+    "retry": "true",
+    "delay_sec": "NULL::float8",
+}
+_REAP: Final = {
+    "batch": "{function}.batch",
+    "skip": "'{{}}'",
+    "only": "NULL",
+    "reaper": "('sql:' || pg_backend_pid())",
+}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One function or view: its name in the database and the statement that makes it."""
+
+    kind: Literal["FUNCTION", "VIEW"]
+    identifier: Identifier
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The name, schema included, as SQL writes it."""
+        return self.identifier.as_string(None)
+
+    @property
+    def comment(self) -> str:
+        """The mark that says from which source it was made."""
+        return MARK + hashlib.sha256(self.source.encode()).hexdigest()
+
+    def create(self, connection: BaseDatabaseWrapper) -> None:
+        """Make it, or make it anew. Functions are not for everybody to execute."""
+        with connection.cursor() as cursor:
+            cursor.execute(self.source)
+            if self.kind == "FUNCTION":
+                cursor.execute(f"REVOKE ALL ON FUNCTION {self.name} FROM PUBLIC")
+            cursor.execute(f"COMMENT ON {self.kind} {self.name} IS %s", [self.comment])
+
+    def drop(self, connection: BaseDatabaseWrapper) -> None:
+        """Remove it where it is there."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP {self.kind} IF EXISTS {self.name}")
+
+
+def policies(connection: BaseDatabaseWrapper) -> Installed:
+    """Return ``jobreaper_policies()``, rendered from the present settings."""
+    identifier = Identifier(_schema(connection), POLICIES)
+    parts = {
+        "function": identifier,
+        "policy_columns": sql.compose("fragments/policy_columns", {}),
+        "policies_json": SqlLiteral(conf.settings().policies_json),
+    }
+    return Installed("FUNCTION", identifier, sql.render("functions/policies", parts))
+
+
+def of_table(table: JobTable, connection: BaseDatabaseWrapper) -> list[Installed]:
+    """Return the functions and views of one job table, in the order they must be made."""
+    maker = _Maker(table, _schema(connection))
+    return [*maker.functions(), *maker.views()]
+
+
+def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list[str]:
+    """Return the names of installed functions and views that differ from a fresh render."""
+    expected = {made.name: made.comment for table in tables for made in of_table(table, connection)}
+    policy = policies(connection)
+    expected[policy.name] = policy.comment
+    found = _found(connection)
+    return sorted(name for name, comment in found.items() if expected.get(name) != comment)
+
+
+def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
+    """Bring ``jobreaper_policies()`` up to the present settings, where it is installed; a receiver
+    of ``post_migrate``.
+    """
+    connection = connections[using]
+    if sender.label != "jobreaper" or connection.vendor != "postgresql":
+        return
+    made = policies(connection)
+    if _found(connection).get(made.name, made.comment) != made.comment:
+        made.create(connection)
+
+
+def _found(connection: BaseDatabaseWrapper) -> dict[str, str]:
+    return dict(fetch(connection, sql.render("statements/installed"), {"mark": f"{MARK}%"}))
+
+
+def _schema(connection: BaseDatabaseWrapper) -> str:
+    [(schema,)] = fetch(connection, "SELECT current_schema()", {})
+    return str(schema)
+
+
+class _Maker:
+    """Renders the functions and views of one table, which live in the table's own schema."""
+
+    def __init__(self, table: JobTable, schema: str) -> None:
+        self.table = table
+        *given, self.base = table.name_parts
+        self.schema = given[0] if given else schema
+        self.path = list(dict.fromkeys([self.schema, schema, "pg_temp"]))
+        self.policy_rows = SQL("{}() AS policy").format(Identifier(schema, POLICIES))
+
+    def functions(self) -> Iterator[Installed]:
+        if not self.table.can_be_leased:
+            yield self._reap(rendering.reclaim, "reclaim")
+            if {"last_heartbeat_at", "locked_by"} <= self.table.columns.keys():
+                parts = rendering.reclaim_parts(self.table)
+                keys = {"id": Identifier(self.table.key_columns[0])}
+                yield self._function("heartbeat", "reclaim_heartbeat", {**parts, **keys})
+            return
+        yield self._verb("claim", _CLAIM, claimed_columns=SQL("job.*"))
+        yield self._verb("heartbeat", _BEAT)
+        for verb in ("finish", "release", "fail"):
+            yield self._ending(verb)
+        yield self._reap(rendering.reap, "reap", policy_rows=self.policy_rows)
+
+    def views(self) -> Iterator[Installed]:
+        if self.table.can_be_leased:
+            late_after_sec = LATE_AFTER_BEATS * conf.settings().heartbeat_sec
+            parts = rendering.leased_parts(self.table)
+            parts["late_after_sec"] = SqlLiteral(late_after_sec)
+            watched = sql.compose("fragments/watched_leases", parts)
+        else:
+            parts = rendering.reclaim_parts(self.table)
+            watched = sql.compose("fragments/watched_limits", parts)
+        monitor = self._name("stale_monitor")
+        yield self._view("stale_monitor", {"watched": watched})
+        yield self._view("stale_validation", {"monitor": monitor})
+        yield self._view("reclaim_history", {"table_name": SqlLiteral(self.table.name)})
+
+    def _verb(self, verb: str, given: Mapping[str, str], **overriding: Composable) -> Installed:
+        name = self._name(verb)
+        text = rendering.leased(self.table, verb, policy_rows=self.policy_rows, **overriding)
+        parts = {**self._leased_parts(name), "statement": self._inside(text, given, name)}
+        return self._function(verb, verb, parts)
+
+    def _ending(self, verb: str) -> Installed:
+        name = self._name(verb)
+        given = {**_ENDING, "verb": f"'{verb}'"}
+        text = rendering.leased(self.table, verb, policy_rows=self.policy_rows)
+        parts = self._leased_parts(name)
+        parts["statement"] = self._inside(text, given, name)
+        parts["reject"] = self._inside(rendering.leased(self.table, "reject"), given, name)
+        parts["ending"] = sql.compose("functions/ending", parts)
+        return self._function(verb, verb, parts)
+
+    def _reap(self, render: Any, statement: str, **overriding: Composable) -> Installed:
+        name = self._name("reap")
+        text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
+        parts: rendering.Parts = {
+            "statement": self._inside(text, _REAP, name),
+            "server_start": SQL(sql.render("statements/server_start")),  # type: ignore[arg-type]
+            "grace_sec": SqlLiteral(conf.settings().recovery_grace_sec),
+            "reaped_key": SQL("job.id::text"),
+            "trigger_sql": SqlLiteral(Trigger.SQL.value),
+            "table_name": SqlLiteral(self.table.name),
+        }
+        return self._function("reap", "reap", parts)
+
+    def _leased_parts(self, name: Identifier) -> rendering.Parts:
+        parts = {**rendering.leased_parts(self.table), "function": self._label(name)}
+        parts["epoch_of_worker"] = sql.compose("fragments/epoch_of_worker", parts)
+        return parts
+
+    def _function(self, verb: str, file: str, parts: Mapping[str, Composable]) -> Installed:
+        name = self._name(verb)
+        search_path = SQL(", ").join([Identifier(schema) for schema in self.path])
+        label = self._label(name)
+        # Inside, a parameter is qualified by the function's bare name.
+        source = sql.render(
+            f"functions/{file}", {**parts, "function": label, "search_path": search_path}
+        )
+        bare, whole = label.as_string(None), name.as_string(None)
+        return Installed(
+            "FUNCTION", name, source.replace(f"FUNCTION {bare}(", f"FUNCTION {whole}(")
+        )
+
+    def _view(self, suffix: str, parts: Mapping[str, Composable]) -> Installed:
+        name = self._name(suffix)
+        return Installed("VIEW", name, sql.render(f"views/{suffix}", {**parts, "view": name}))
+
+    def _name(self, verb: str) -> Identifier:
+        own = self.table.function_names.get(verb, f"{self.base}_{verb}")
+        return Identifier(self.schema, own)
+
+    def _label(self, name: Identifier) -> Identifier:
+        return Identifier(name._obj[-1])
+
+    def _inside(self, statement: str, given: Mapping[str, str], name: Identifier) -> Composable:
+        """Return a statement with its parameters replaced by what the function was given."""
+        label = self._label(name).as_string(None)
+        text = re.sub(
+            r"%\((\w+)\)s", lambda match: given[match[1]].format(function=label), statement
+        )
+        return SQL(text)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+jsonb_to_recordset(%(policies)s::jsonb) AS policy ({policy_columns})

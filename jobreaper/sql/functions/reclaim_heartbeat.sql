@@ -1,0 +1,15 @@
+-- A sign of life of a worker that holds the job; false means that it does not hold it any more.
+CREATE OR REPLACE FUNCTION {function}(p_job_id {id_type}, p_worker_id text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = {search_path}
+AS $body$
+BEGIN
+    UPDATE {table} AS job
+       SET {last_heartbeat_at} = statement_timestamp()
+     WHERE job.{id} = p_job_id
+       AND job.{locked_by} = p_worker_id
+       AND {is_processing};
+    RETURN FOUND;
+END
+$body$
