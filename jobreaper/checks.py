@@ -47,7 +47,7 @@ def check_installed_sql(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Report W010: SQL functions or views in the database differ from a fresh render."""
-    messages = []
+    messages: list[checks.CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
         if connection.vendor != "postgresql":

@@ -193,7 +193,7 @@ class _Maker:
         text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
         parts: rendering.Parts = {
             "statement": self._inside(text, _REAP, name),
-            "server_start": SQL(sql.render("statements/server_start")),  # type: ignore[arg-type]
+            "server_start": SQL(sql.render("statements/server_start")),
             "grace_sec": SqlLiteral(conf.settings().recovery_grace_sec),
             "reaped_key": SQL("job.id::text"),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
@@ -236,4 +236,4 @@ class _Maker:
         text = re.sub(
             r"%\((\w+)\)s", lambda match: given[match[1]].format(function=label), statement
         )
-        return SQL(text)  # type: ignore[arg-type]
+        return SQL(text)

@@ -193,7 +193,7 @@ def _read(table: JobTable, part: str, kind: str) -> Composable:
     """Return a part of ``job``, NULL where the table has no column for it."""
     if part in table.columns:
         return SQL("job.{}").format(Identifier(table.columns[part]))
-    return SQL(f"NULL::{kind}")  # type: ignore[arg-type]
+    return SQL(f"NULL::{kind}")
 
 
 def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:
@@ -210,4 +210,4 @@ def _assignments(table: JobTable, parts: Mapping[str, Composable]) -> Composed:
     """Return the assignments of a reclaim, without those to columns that the table lacks."""
     lines = sql.source("fragments/reclaim_assignments").strip().split(",\n")
     kept = [line for line in lines if re.match(r"\{(\w+)\}", line)[1] in table.columns]  # type: ignore[index]
-    return SQL(",\n".join(kept)).format(**{**sql.vocabulary(), **parts})  # type: ignore[arg-type]
+    return SQL(",\n".join(kept)).format(**{**sql.vocabulary(), **parts})
