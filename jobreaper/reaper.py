@@ -61,7 +61,7 @@ class ReapedJob(NamedTuple):
     locked_by: str | None
     attempt: int
     epoch: int
-    overdue_ms: int
+    overdue_ms: int | None
     run_again_in_ms: int | None
 
 

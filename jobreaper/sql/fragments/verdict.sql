@@ -9,8 +9,10 @@ verdict AS MATERIALIZED (
            CASE WHEN why.reason = {worker_lost} AND job.reap_count = 0
                 THEN statement_timestamp()
                 ELSE statement_timestamp() + {backoff} END AS run_again_at,
-           round(extract(epoch FROM statement_timestamp() - job.ended_at) * 1000)::bigint
-               AS overdue_ms
+           -- '-infinity', as a person at psql may write it, is no distance from now.
+           CASE WHEN isfinite(job.ended_at) THEN
+               round(extract(epoch FROM statement_timestamp() - job.ended_at) * 1000)::bigint
+               END AS overdue_ms
       FROM lost AS job
       JOIN policies AS policy ON {policy_of_job}
      CROSS JOIN LATERAL (
@@ -26,7 +28,7 @@ verdict AS MATERIALIZED (
            SELECT CASE
                   WHEN policy.on_expiry = {fail} THEN budget.code
                   WHEN budget.counts_reaps THEN
-                       CASE WHEN job.reap_count + 1 >= policy.max_reaps THEN {poison} END
+                       CASE WHEN job.reap_count >= policy.max_reaps - 1 THEN {poison} END
                   WHEN job.attempt_count >= job.max_attempts THEN budget.code
                   END AS fail_code
            ) AS decided
