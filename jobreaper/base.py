@@ -237,10 +237,16 @@ class LeasedJob(models.Model):
 PROTOCOL_COLUMNS: Final = tuple(field.name for field in LeasedJob._meta.local_fields)
 
 
-def lease_indexes(table: str, pk: str = "id") -> list[models.Index]:
-    """Return the two partial indexes a job table needs. Both hold unfinished jobs only, so they
-    stay small however many finished rows the table keeps.
+def lease_indexes(table: str, pk: str = "id", *, has_priority: bool = False) -> list[models.Index]:
+    """Return the partial indexes a job table needs: two, and a third where it has priorities. They
+    hold unfinished jobs only, so they stay small however many finished rows the table keeps.
     """
+    by_priority = LeaseIndex.named(
+        table,
+        "queued_priority",
+        fields=["-priority", "next_earliest_run_at", pk],
+        condition=Q(status=Status.QUEUED.value),
+    )
     return [
         LeaseIndex.named(
             table,
@@ -254,6 +260,7 @@ def lease_indexes(table: str, pk: str = "id") -> list[models.Index]:
             fields=["next_earliest_run_at", pk],
             condition=Q(status=Status.QUEUED.value),
         ),
+        *([by_priority] if has_priority else []),
     ]
 
 
@@ -265,9 +272,13 @@ def _add_lease_indexes(sender: type[models.Model], **kwargs: object) -> None:
     options = sender._meta
     if not issubclass(sender, LeasedJob) or options.abstract or options.proxy:
         return
-    if not {"status", "lease_expires_at"} <= {field.name for field in options.local_fields}:
+    fields = {field.name for field in options.local_fields}
+    if not {"status", "lease_expires_at"} <= fields:
         return  # multi-table child: its parent has the columns
-    options.indexes = [*options.indexes, *lease_indexes(options.db_table, options.pk.name)]
+    options.indexes = [
+        *options.indexes,
+        *lease_indexes(options.db_table, options.pk.name, has_priority="priority" in fields),
+    ]
     options.original_attrs["indexes"] = options.indexes
 
 

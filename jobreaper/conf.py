@@ -120,6 +120,21 @@ class Settings:
         rows = [self.default_policy, *self.stages.values()]
         return json.dumps([policy.as_row() for policy in rows])
 
+    @cached_property
+    def limited_stages(self) -> frozenset[str]:
+        """The stages that have a ``max_running``."""
+        return frozenset(s for s, policy in self.stages.items() if policy.max_running is not None)
+
+    @cached_property
+    def limits_json(self) -> str:
+        """Each ``max_running`` as the JSON array that the SQL statements read."""
+        return json.dumps(
+            [
+                {"stage": stage, "max_running": self.stages[stage].max_running}
+                for stage in sorted(self.limited_stages)
+            ]
+        )
+
     @property
     def shortest_lease_sec(self) -> float:
         """The shortest lease that any stage can have."""

@@ -55,6 +55,10 @@ class NotClaimed(JobreaperError):
     """``hold()`` could not take the lease: the job is not queued, not due, locked or not there."""
 
 
+class BadPayload(JobreaperError, ValueError):
+    """A payload is not JSON, or cannot be stored. The message names the place."""
+
+
 class LeaseClosed(JobreaperError):
     """A verb was called on a lease that this process has already finished, failed or released."""
 

@@ -33,6 +33,7 @@ _CLAIM: Final = {
     "worker": "{function}.worker",
     "n": "{function}.n",
     "stages": "{function}.stages",
+    "types": "NULL",
 }
 _BEAT: Final = {"ids": "ARRAY[{function}.job_id]", "epochs": "ARRAY[held_epoch]"}
 _ENDING: Final = {

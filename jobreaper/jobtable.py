@@ -142,8 +142,24 @@ class JobTable:
             self._statements[name] = rendering.leased(self, name)
         return self._statements[name]
 
+    def limited_statement(self, name: str) -> str:
+        """Return a claim or dispatch that keeps each stage to its ``max_running``.
+
+        Raises:
+            NotLeasable: it needs columns that the table does not have.
+        """
+        if not self.can_be_leased:
+            raise NotLeasable(self.name, self.missing)
+        if name not in self._limited_statements:
+            self._limited_statements[name] = rendering.limited(self, name)
+        return self._limited_statements[name]
+
     @cached_property
     def _statements(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def _limited_statements(self) -> dict[str, str]:
         return {}
 
     @cached_property

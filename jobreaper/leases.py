@@ -19,8 +19,8 @@ from django.db import Error, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
-from jobreaper import conf, heartbeat, signals
-from jobreaper.db import fetch, on_commit, retrying, storable
+from jobreaper import conf, heartbeat, signals, sql
+from jobreaper.db import fetch, in_transaction, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost, NotClaimed
 from jobreaper.heartbeat import Beat
 from jobreaper.states import EventType, Status
@@ -28,6 +28,9 @@ from jobreaper.tables import JobTable, table_of
 from jobreaper.worker import local_clock, worker_id
 
 LONGEST_CODE: Final = 200
+
+# How long a claim waits for others of limited stages; each takes milliseconds.
+CLAIM_LOCK_TIMEOUT_SEC: Final = 5.0
 
 
 class Lease:
@@ -330,7 +333,7 @@ def claim(model: type[models.Model], pk: object, *, worker: str | None = None) -
         ValueError, ValidationError: ``pk`` cannot be a key of it.
     """
     table = table_of(model)
-    leases = _claim(table, worker, {"id": table.prepare_pk(pk), "n": 1, "stages": None})
+    leases = take(table, worker, {"id": table.prepare_pk(pk), "n": 1, "stages": None})
     return leases[0] if leases else None
 
 
@@ -353,15 +356,47 @@ def claim_next(
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     wanted = None if stages is None else list(stages)
-    return _claim(table_of(model), worker, {"id": None, "n": n, "stages": wanted})
+    return take(table_of(model), worker, {"id": None, "n": n, "stages": wanted})
 
 
-def _claim(table: JobTable, worker: str | None, params: dict[str, Any]) -> list[Lease]:
+def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list[Lease]:
+    """Send a claim and return the leases it took.
+
+    ``params`` are ``id``, ``n``, ``stages`` and, where the table has types, ``types``.
+    """
+    settings = conf.settings()
+    wanted = params["stages"]
+    limited = settings.limited_stages
+    if not limited or (wanted is not None and limited.isdisjoint(wanted)):
+        return _send_claim(table, table.statement("claim"), worker, params)
+    connection = table.connection()
+    lock = {
+        "table": table.name,
+        "nested": in_transaction(connection),
+        "timeout": f"{CLAIM_LOCK_TIMEOUT_SEC * 1000:.0f}ms",
+    }
+
+    def send(_: bool) -> list[Lease]:
+        with transaction.atomic(using=connection.alias):
+            fetch(connection, sql.render("statements/lock_claims"), lock)
+            given = {**params, "limits": settings.limits_json}
+            return _send_claim(table, table.limited_statement("claim"), worker, given)
+
+    return retrying(connection, send)
+
+
+def _send_claim(
+    table: JobTable, statement: str, worker: str | None, params: Mapping[str, Any]
+) -> list[Lease]:
     alias = table.alias
     connection = table.connection()
     name = storable(worker or worker_id())
-    params |= {"worker": name, "policies": conf.settings().policies_json}
-    statement = table.statement("claim")
+    params = {
+        "types": None,
+        **params,
+        "worker": name,
+        "policies": conf.settings().policies_json,
+    }
 
     def send(_: bool) -> list[Lease]:
         sent_at = local_clock()

@@ -35,6 +35,7 @@ _FRAGMENTS: Final = (
     "reaped",
 )
 _DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
+_TAKES_A_PLACE: Final = {"due_to_claim": "is_live", "due_to_dispatch": "is_live_or_sent"}
 
 
 def leased(table: JobTable, name: str, **overriding: Composable) -> str:
@@ -76,10 +77,51 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
         ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),
     ):
         parts[name] = sql.compose("fragments/lease_end", {**parts, "not_after": not_after})
-    for name, condition in _DUE.items():
-        wanted = {"wanted": sql.compose(f"fragments/{condition}", parts)}
-        parts[name] = sql.compose("fragments/due", {**parts, **wanted})
+    kinds = [str(table.columns["stage"]), *(["type"] if table.has("type") else [])]
+    parts["not_paused"] = SQL(" AND ").join(
+        [
+            sql.compose(
+                "fragments/not_paused", {**parts, "kind": SQL("job.{}").format(Identifier(kind))}
+            )
+            for kind in kinds
+        ]
+    )
+    parts["of_types"] = sql.compose("fragments/of_types", parts) if "type" in kinds else SQL("true")
+    for name in _DUE:
+        parts[name] = _due(table, parts, name)
     return parts
+
+
+def limited(table: JobTable, name: str) -> str:
+    """Return a claim or dispatch that keeps each stage to its ``max_running``."""
+    parts = leased_parts(table)
+    for due in _DUE:
+        parts[due] = _due_within_limits(table, parts, due)
+    return sql.render(f"statements/{name}", parts)
+
+
+def _due(
+    table: JobTable, parts: Mapping[str, Composable], name: str, **changed: Composable
+) -> Composed:
+    parts = {**parts, "not_full": SQL("true"), "picked": SQL("due"), **changed}
+    wanted = sql.compose(f"fragments/{_DUE[name]}", parts)
+    shape = "due_by_priority" if table.has("priority") else "due"
+    return sql.compose(f"fragments/{shape}", {**parts, "wanted": wanted})
+
+
+def _due_within_limits(table: JobTable, parts: Parts, name: str) -> Composed:
+    takes_a_place = sql.compose(f"fragments/{_TAKES_A_PLACE[name]}", parts)
+    slots = sql.compose("fragments/slots", {**parts, "takes_a_place": takes_a_place})
+    due_or_more = _due(
+        table,
+        parts,
+        name,
+        not_full=sql.compose("fragments/not_full", parts),
+        picked=SQL("due_or_more"),
+    )
+    return sql.compose(
+        "fragments/due_within_limits", {**parts, "slots": slots, "due_or_more": due_or_more}
+    )
 
 
 def reclaim_parts(table: JobTable) -> Parts:

@@ -71,6 +71,11 @@ class EventType(StrEnum):
     ADMIN_CANCELLED = "admin:cancelled"
 
 
+# Events that end a run which a worker saw to its end, for metering.
+ENDED_RUNS: Final = (EventType.JOB_FINISHED, EventType.JOB_RETRIED, EventType.JOB_FAILED)
+FAILED_RUNS: Final = (EventType.JOB_RETRIED, EventType.JOB_FAILED)
+
+
 class FailCode(StrEnum):
     """``fail_code`` values the reaper writes. Workers may write any other text."""
 
@@ -109,4 +114,5 @@ class Trigger(StrEnum):
     COMMAND = "command"
     ADMIN = "admin"
     SQL = "sql"
+    TICK = "tick"
     PYTHON = "python"

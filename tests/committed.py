@@ -13,7 +13,14 @@ from pytest_django import DjangoDbBlocker
 
 from jobreaper import heartbeat
 
-TABLES = ("jobs", "asr_jobs", "jobreaper_jobs", "job_events", "jobreaper_passes")
+TABLES = (
+    "jobs",
+    "asr_jobs",
+    "jobreaper_jobs",
+    "jobreaper_pauses",
+    "job_events",
+    "jobreaper_passes",
+)
 
 
 @pytest.fixture

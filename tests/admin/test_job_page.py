@@ -93,6 +93,7 @@ def test_a_job_added_by_hand_is_queued(superuser: Client) -> None:
         {
             "type": "mail",
             "payload": '{"to": "x"}',
+            "priority": "0",
             "max_attempts": "3",
             "org_id": "",
             "dedupe_key": "",

@@ -34,6 +34,6 @@ untimed AS MATERIALIZED (
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),
-due AS (
+{picked} AS (
     SELECT id FROM named UNION ALL SELECT id FROM timed UNION ALL SELECT id FROM untimed
 )

@@ -1,0 +1,1 @@
+{is_processing} AND job.{lease_expires_at} >= statement_timestamp()

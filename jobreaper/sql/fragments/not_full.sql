@@ -1,0 +1,1 @@
+coalesce(job.{stage}, '') <> ALL (ARRAY(SELECT stage FROM slots WHERE free <= 0))

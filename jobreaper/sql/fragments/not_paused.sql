@@ -1,0 +1,2 @@
+coalesce({kind}, '') <> ALL (ARRAY(
+    SELECT name FROM jobreaper_pauses WHERE "table" = {table_name}))

@@ -1,0 +1,1 @@
+(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s::text[]))
