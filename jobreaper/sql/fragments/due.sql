@@ -1,7 +1,7 @@
 -- The next due jobs. Retries and scheduled jobs whose time has come go before jobs that never had a
 -- time. Two index ranges serve that order; one ORDER BY over both would walk every job scheduled
--- for the future. FOR NO KEY UPDATE lets rows that refer to a job by foreign key be inserted
--- meanwhile.
+-- for the future. Ordered by id alone, the second might be read from the key's index, past every
+-- finished job. FOR NO KEY UPDATE lets rows that refer to a job by foreign key be inserted meanwhile.
 named AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
@@ -30,7 +30,7 @@ untimed AS MATERIALIZED (
        AND {is_queued}
        AND job.{next_earliest_run_at} IS NULL
        AND {wanted}
-     ORDER BY {priority}job.{id}
+     ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),

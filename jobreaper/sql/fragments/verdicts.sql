@@ -1,4 +1,7 @@
 -- The jobs whose lease ran out, oldest first, and the verdict on each.
+--
+-- A limit that the planner cannot see makes it walk the index in order; one that it sees may make it
+-- read and sort every expired job for each batch.
 policies AS MATERIALIZED ({policies}),
 expired AS MATERIALIZED (
     SELECT {lost_columns},
@@ -13,7 +16,7 @@ expired AS MATERIALIZED (
             OR job.{attempt_count} >= job.{max_attempts})
        AND {chosen}
      ORDER BY job.{lease_expires_at}
-     LIMIT %(batch)s
+     LIMIT (SELECT %(batch)s::bigint)
        {lock}
 ),
 -- Running without a lease, as workers from before leases do: judged by the last sign of life, and
