@@ -22,6 +22,7 @@ from django.db.models.functions import Now
 
 from jobreaper import conf, guard, signals
 from jobreaper.db import (
+    UNMIGRATED_SQLSTATES,
     connection_for,
     fetch_within,
     in_words,
@@ -45,6 +46,8 @@ LOCK_TIMEOUT_SEC: Final = 2.0
 STATEMENT_TIMEOUT_SEC: Final = 30.0
 # A dry run looks at everything in one statement.
 DRY_RUN_TIMEOUT_SEC: Final = 300.0
+# query_canceled: by the timeout above
+TABLE_SQLSTATES: Final = UNMIGRATED_SQLSTATES | {"57014"}
 # Beyond this many rows that cannot be written it is the table that is at fault.
 MOST_BAD_ROWS: Final = 20
 
@@ -222,7 +225,7 @@ class _Pass:
             try:
                 jobs = self._reap_batch(connection, table, skip=bad_rows)
             except DatabaseError as error:
-                if is_transient(connection, error) or _ran_too_long(error):
+                if is_transient(connection, error) or _is_the_tables_fault(error):
                     raise
                 bad_rows += self._reap_around_bad_rows(connection, table, outcome, bad_rows)
                 continue
@@ -279,7 +282,7 @@ class _Pass:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
                     continue
-                if len(known) + len(bad_rows) >= MOST_BAD_ROWS:
+                if not part or len(known) + len(bad_rows) >= MOST_BAD_ROWS:
                     raise
                 bad_rows += part
                 outcome.errors.append(f"job {part[0]}: {in_words(error)}")
@@ -361,5 +364,6 @@ def _send(
     return list(map(ReapedJob._make, rows))
 
 
-def _ran_too_long(error: Exception) -> bool:
-    return getattr(error.__cause__, "sqlstate", None) == "57014"  # query_canceled
+def _is_the_tables_fault(error: Exception) -> bool:
+    """Return whether no row can be to blame: it ran too long, or the table is not as it should."""
+    return getattr(error.__cause__, "sqlstate", None) in TABLE_SQLSTATES
