@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 # another transaction was in the way. https://www.postgresql.org/docs/current/errcodes-appendix.html
 TRANSIENT_SQLSTATES: Final = frozenset(
     {
+        "25P03",  # idle_in_transaction_session_timeout
         "25006",  # read_only_sql_transaction: a standby, until the failover is through
         "40001",  # serialization_failure
         "40P01",  # deadlock_detected
@@ -40,6 +41,10 @@ UNMIGRATED_SQLSTATES: Final = frozenset({"42P01", "42703"})
 # of PostgreSQL takes one to three.
 RETRIES: Final = 6
 FIRST_RETRY_SEC: Final = 0.1
+
+# A process frozen between its statement and its COMMIT holds the locks of its rows, and a pass steps
+# over locked rows: the server ends such a transaction.
+IDLE_TIMEOUT: Final = "5s"
 
 # Longer texts are cut: a fail_reason of megabytes would be read with every row of a list.
 LONGEST_TEXT: Final = 10_000
@@ -86,12 +91,13 @@ def fetch_within(
     set_timeouts = sql.render("statements/set_timeouts")
     nested = in_transaction(connection)
     with transaction.atomic(using=connection.alias):
-        [(lock_timeout, statement_timeout, *_)] = fetch(
+        [(lock_timeout, statement_timeout, idle_timeout, *_)] = fetch(
             connection,
             set_timeouts,
             {
                 "lock_timeout": f"{lock_timeout_sec * 1000:.0f}ms",
                 "statement_timeout": f"{statement_timeout_sec * 1000:.0f}ms",
+                "idle_timeout": IDLE_TIMEOUT,
             },
         )
         rows = fetch(connection, statement, params)
@@ -99,7 +105,11 @@ def fetch_within(
             fetch(
                 connection,
                 set_timeouts,
-                {"lock_timeout": lock_timeout, "statement_timeout": statement_timeout},
+                {
+                    "lock_timeout": lock_timeout,
+                    "statement_timeout": statement_timeout,
+                    "idle_timeout": idle_timeout,
+                },
             )
     return rows
 

@@ -321,3 +321,17 @@ def test_a_statement_that_takes_too_long_is_cancelled() -> None:
         db.fetch_within(
             connection, "SELECT pg_sleep(9)", {}, lock_timeout_sec=1, statement_timeout_sec=0.01
         )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_is_frozen_between_its_statements_is_ended_by_the_server() -> None:
+    shown = "SELECT current_setting('idle_in_transaction_session_timeout')"
+    [(before,)] = db.fetch(connection, shown, {})
+    [(within,)] = db.fetch_within(
+        connection, shown, {}, lock_timeout_sec=1, statement_timeout_sec=1
+    )
+    with transaction.atomic():
+        db.fetch_within(connection, shown, {}, lock_timeout_sec=1, statement_timeout_sec=1)
+        [(nested,)] = db.fetch(connection, shown, {})
+    assert within == db.IDLE_TIMEOUT
+    assert (before, nested) == ("0", "0")
