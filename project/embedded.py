@@ -249,13 +249,14 @@ class Redis:
         self.address = home / "address"
         self.socket = sockets / "redis.sock"
         self.url = f"redis+socket://{self.socket}"
+        self.server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the server and wait until it answers; a server left from before is stopped."""
         self.stop()
         options = ["--port", "0", "--save", "", "--appendonly", "no"]
         places = ["--unixsocket", str(self.socket), "--dir", str(self.socket.parent)]
-        server = subprocess.Popen(
+        server = self.server = subprocess.Popen(
             [str(self.program), *options, *places], stdin=subprocess.DEVNULL, umask=0o077
         )
         self.address.write_text(str(self.socket))
@@ -268,6 +269,10 @@ class Redis:
         """Stop the server and wait for its end."""
         if self.address.exists():
             self._say("SHUTDOWN NOSAVE")
+        if self.server is not None:
+            # The socket closes before the process ends, and nobody else would bury it.
+            self.server.wait(STOP_TIMEOUT)
+            self.server = None
 
     def _say(self, command: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
