@@ -25,6 +25,7 @@ from project import children
 from project.celery import app
 
 DATABASE: str = settings.DATABASES["default"]["NAME"]
+CELERY = ["-m", "celery", "-A", "project"]
 FAVOURITE_PORT = 8000
 PATIENCE_AT_THE_END_SEC = 8
 
@@ -86,10 +87,11 @@ class House:
         with suppress(psycopg.Error), psycopg.connect(settings.DATABASE_URL, autocommit=True) as db:
             db.execute(SQL("DROP DATABASE {}").format(Identifier(DATABASE)))
         with suppress(OperationalError), app.connection_for_write() as broker:
-            queue = app.amqp.queues[app.conf.task_default_queue](broker.default_channel)
-            queue.declare()  # Only who knows its bindings can delete them from Redis.
-            queue.delete()
-            queue.exchange.delete()
+            for name in (app.conf.task_default_queue, settings.MEDIA_QUEUE):
+                queue = app.amqp.queues[name](broker.default_channel)
+                queue.declare()  # Only who knows its bindings can delete them from Redis.
+                queue.delete()
+                queue.exchange.delete()
         shutil.rmtree(self.files)
 
     def make_database(self) -> None:
@@ -108,15 +110,21 @@ class House:
     def start_worker(self) -> Child:
         """Start a worker process; its name is not that of any before."""
         self.workers_so_far += 1
-        return self.start(f"worker {self.workers_so_far}", "manage.py", "work")
+        return self._start_celery_worker(f"worker {self.workers_so_far}", settings.MEDIA_QUEUE)
 
     def start_celery(self) -> None:
-        """Start beat, which sends `jobreaper.reap` at its interval, and a worker that runs it."""
-        celery = ["-m", "celery", "-A", "project"]
+        """Start beat, which sends jobreaper's own tasks at their intervals, and a worker that runs
+        them.
+        """
         schedule = f"--schedule={self.files / 'beat-schedule'}"
-        self.start("Celery beat", *celery, "beat", "-l", "INFO", "--pidfile=", schedule)
-        alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        self.start("Celery worker", *celery, "worker", "-l", "INFO", "-P", "solo", *alone)
+        self.start("Celery beat", *CELERY, "beat", "-l", "INFO", "--pidfile=", schedule)
+        self._start_celery_worker("Celery worker", settings.CELERY_TASK_DEFAULT_QUEUE)
+
+    def _start_celery_worker(self, name: str, queue: str) -> Child:
+        # One process each: what is killed is then a whole worker, and no child of one.
+        alone = ["-P", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+        host = f"--hostname={name.replace(' ', '-')}@%h"
+        return self.start(name, *CELERY, "worker", "-l", "INFO", "-Q", queue, host, *alone)
 
     def start_web_server(self) -> tuple[str, int]:
         """Start Django's server on a free port and return its host and port."""

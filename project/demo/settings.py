@@ -10,6 +10,8 @@ os.environ |= {
     "HEARTBEAT_SEC": "1",
     "RECOVERY_GRACE_SEC": "2",
     "REAPER_INTERVAL_SEC": "2",
+    "DISPATCH_INTERVAL_SEC": "1",
+    "DISPATCH_AGAIN_SEC": "5",
     "JOB_MAX_ATTEMPTS": "3",
     "JOB_RETRY_BACKOFF_MS_BASE": "1000",
     "JOB_RETRY_BACKOFF_MS_MAX": "4000",
@@ -23,6 +25,10 @@ from project.settings import DATABASES
 DATABASES["default"]["NAME"] = "jobreaper_demo"
 
 CELERY_TASK_DEFAULT_QUEUE = "jobreaper_demo"
-# Celery workers that share a broker talk to one another; this one keeps to itself.
+MEDIA_QUEUE = "jobreaper_demo_media"
+CELERY_TASK_ROUTES = {"project.media.tasks.*": {"queue": MEDIA_QUEUE}}
+# A message that waits in a busy worker is one that an idle worker does not get.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+# Celery workers that share a broker talk to one another; these keep to themselves.
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -1,4 +1,4 @@
-"""A worker of the media tables does the work once, and leaves alone what is no longer its own."""
+"""The media tasks do the work once, and leave alone what is no longer their own."""
 
 import os
 import subprocess
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import psutil
 import pytest
+from celery.exceptions import Ignore
 
 from jobreaper import conf
 from jobreaper.states import EventType, Status
 from project.media import work
 from project.media.models import AsrJob, Job
-from project.media.worker import run_next
+from project.media.tasks import extract_sound, render
 from tests.project_media.processes import has_ended
 from tests.waiting import until
 
@@ -41,6 +41,11 @@ def part_of(source: Path, **more: object) -> dict[str, Any]:
 
 def whole(source: Path) -> dict[str, Any]:
     return {"source": str(source), "native_speed": True}
+
+
+def run(job: Job | AsrJob) -> None:
+    """Run the job's task in this process, as a message with its id does."""
+    (render if isinstance(job, Job) else extract_sound)(job.pk)
 
 
 def events_of(job: Job | AsrJob, sql: Sql) -> list[str]:
@@ -77,7 +82,7 @@ def test_a_due_job_is_claimed_done_and_finished_with_its_output(
     model: type[Job | AsrJob], stage: str, name: str, own_source: Path, sql: Sql
 ) -> None:
     job = model.objects.create(stage=stage, payload=part_of(own_source, text="Hello"))
-    assert run_next(model, Event())
+    run(job)
 
     job.refresh_from_db()
     output = own_source.with_name(name.format(job.pk))
@@ -88,10 +93,6 @@ def test_a_due_job_is_claimed_done_and_finished_with_its_output(
     assert set(own_source.parent.iterdir()) == {own_source, output}
 
 
-def test_without_a_due_job_there_is_nothing_to_do() -> None:
-    assert not run_next(Job, Event())
-
-
 @pytest.mark.parametrize(
     ("payload", "code", "reason"),
     [({"source": "/nowhere.mp4"}, "WorkFailed", "No such file"), ({}, "KeyError", "source")],
@@ -100,27 +101,12 @@ def test_work_that_fails_is_retried_later_with_the_reason_on_record(
     payload: dict[str, Any], code: str, reason: str, sql: Sql
 ) -> None:
     job = Job.objects.create(stage="clip", payload=payload)
-    assert run_next(Job, Event())
+    with pytest.raises(Exception, match=reason):
+        run(job)
     job.refresh_from_db()
     assert (job.status, job.fail_code) == (Status.QUEUED, code)
     assert reason in (job.fail_reason or "")
     assert events_of(job, sql) == [EventType.JOB_RETRIED]
-
-
-def test_a_worker_asked_to_stop_releases_the_job_in_hand(own_source: Path, sql: Sql) -> None:
-    job = Job.objects.create(stage="clip", payload=whole(own_source))
-    stop = Event()
-
-    def stop_in_mid_job() -> None:
-        until(lambda: list(own_source.parent.glob("*.part.mp4")))
-        stop.set()
-
-    with meanwhile(stop_in_mid_job):
-        assert run_next(Job, stop)
-    job.refresh_from_db()
-    assert (job.status, job.attempt_count) == (Status.QUEUED, 0)
-    assert events_of(job, sql) == [EventType.JOB_RELEASED]
-    assert list(own_source.parent.iterdir()) == [own_source]
 
 
 @pytest.mark.usefixtures("_quick_beats")
@@ -128,8 +114,8 @@ def test_a_worker_that_learns_of_its_loss_stops_and_writes_nothing(
     own_source: Path, sql: Sql
 ) -> None:
     job = Job.objects.create(stage="clip", payload=whole(own_source))
-    with meanwhile(lambda: until(lambda: sql(TAKE_AWAY))):
-        assert run_next(Job, Event())
+    with meanwhile(lambda: until(lambda: sql(TAKE_AWAY))), pytest.raises(Ignore):
+        run(job)
     job.refresh_from_db()
     assert (job.status, job.payload) == (Status.QUEUED, whole(own_source))
     # It did not even try.
@@ -141,8 +127,8 @@ def test_a_worker_that_does_not_learn_of_its_loss_is_rejected_and_that_is_on_rec
     own_source: Path, sql: Sql
 ) -> None:
     job = Job.objects.create(stage="clip", payload=whole(own_source))
-    with meanwhile(lambda: until(lambda: sql(TAKE_AWAY))):
-        assert run_next(Job, Event())
+    with meanwhile(lambda: until(lambda: sql(TAKE_AWAY))), pytest.raises(Ignore):
+        run(job)
     job.refresh_from_db()
     assert (job.status, job.payload) == (Status.QUEUED, whole(own_source))
     assert events_of(job, sql) == [EventType.JOB_STALE_WRITE_REJECTED]
@@ -151,11 +137,16 @@ def test_a_worker_that_does_not_learn_of_its_loss_is_rejected_and_that_is_on_rec
 
 @pytest.mark.process
 def test_ffmpeg_dies_with_a_killed_worker(own_source: Path, database_url: str) -> None:
-    Job.objects.create(stage="clip", payload=whole(own_source))
+    script = "import django; django.setup(); from project.media.tasks import render; render({})"
+    job = Job.objects.create(stage="clip", payload=whole(own_source))
     worker = subprocess.Popen(
-        [sys.executable, "manage.py", "work"],
+        [sys.executable, "-c", script.format(job.pk)],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "DATABASE_URL": database_url},
+        env={
+            **os.environ,
+            "DATABASE_URL": database_url,
+            "DJANGO_SETTINGS_MODULE": "project.settings",
+        },
     )
     try:
         until(lambda: list(own_source.parent.glob("*.part.mp4")))
@@ -168,20 +159,3 @@ def test_ffmpeg_dies_with_a_killed_worker(own_source: Path, database_url: str) -
     [part] = own_source.parent.glob("*.part.mp4")
     with pytest.raises(work.WorkFailed):
         work.run("asr", {"source": str(part)}, part.with_suffix(".wav"), keep_going=lambda: None)
-
-
-@pytest.mark.process
-def test_sigterm_ends_an_idle_worker_cleanly(own_source: Path, database_url: str) -> None:
-    job = Job.objects.create(stage="clip", payload=part_of(own_source))
-    worker = subprocess.Popen(
-        [sys.executable, "manage.py", "work"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "DATABASE_URL": database_url},
-    )
-    try:
-        until(lambda: Job.objects.filter(pk=job.pk, status=Status.SUCCESS).exists())
-        worker.terminate()
-        assert worker.wait(10) == 0
-    finally:
-        worker.kill()
-        worker.wait()
