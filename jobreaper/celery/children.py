@@ -1,17 +1,18 @@
 """Watching the pool's children: what a dead child held is given back within moments.
 
-The main process waits for the child itself, by a pidfd in Celery's event loop, since Celery
-declares a child lost only after ten seconds. Without pidfds (not Linux) or an event loop
-(transports other than AMQP and Redis) it is Celery's word that counts, and then the lease.
+The main process waits for the child itself, by a pidfd in Celery's event loop. Celery looks when
+the child's end of a pipe closes, which is a moment too early, and else every five seconds. Without
+pidfds (not Linux) or an event loop (transports other than AMQP and Redis) it is Celery's word that
+counts, and then the lease.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-from typing import Final
+from typing import Any, Final
 
+from billiard.common import human_status
 from django.db import Error, connections
 from kombu.asynchronous import get_event_loop
 
@@ -22,6 +23,10 @@ from jobreaper.worker import id_of_child
 
 logger = logging.getLogger(__name__)
 
+# The row may be locked until the server has noticed that the child's transaction is dead.
+RETRIES: Final = 3
+RETRY_SEC: Final = 1.0
+
 _watched: Final[dict[int, int]] = {}
 
 
@@ -30,24 +35,24 @@ def watch(pid: int) -> None:
     process itself (pools without children) are passed over.
     """
     loop = get_event_loop()
-    if loop is None or pid in _watched or pid == os.getpid() or not hasattr(os, "pidfd_open"):
+    if loop is None or pid == os.getpid() or not hasattr(os, "pidfd_open"):
         return
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        give_back(pid, "gone")
-        return
-    except OSError as error:
-        logger.warning("cannot watch child %s: %s", pid, error)
-        return
-    _watched[pid] = pidfd
-    loop.add_reader(pidfd, _ended, loop, pid)
+    if pid not in _watched:
+        try:
+            _watched[pid] = os.pidfd_open(pid)
+        except OSError as error:  # gone, and Celery says so by itself
+            logger.debug("cannot watch child %s: %s", pid, error)
+    # A loop that lost its broker starts anew, without the children it had watched.
+    for child, pidfd in _watched.items():
+        if pidfd not in loop.readers:
+            loop.add_reader(pidfd, _ended, loop, child)
 
 
-def give_back(pid: int, how: str) -> None:
+def give_back(pid: int, how: str, retries: int = RETRIES) -> None:
     """Take the leases of the dead child ``pid`` back and send the jobs that are due to Celery.
 
-    Never raises: what cannot be given back now is reaped when its lease runs out.
+    Never raises: what cannot be given back, now or in a few seconds, is reaped when its lease runs
+    out.
     """
     worker = id_of_child(pid)
     try:
@@ -56,29 +61,27 @@ def give_back(pid: int, how: str) -> None:
                 continue
             for job in worker_lost.give_back(table, worker, how):
                 if job.fail_code is None:
-                    dispatch_job(table.model, job.pk)
-    except Error:
-        logger.exception("leases of %s could not be given back; they will run out", worker)
+                    dispatch_job(table.model, job.pk, pooled=False)
+    except Error as error:
+        loop = get_event_loop()
+        if retries and loop is not None:
+            loop.call_later(RETRY_SEC, give_back, pid, how, retries - 1)
+        else:
+            logger.error("leases of %s could not be given back and will run out: %s", worker, error)
     finally:
         # Children forked from now on must not inherit this connection.
         connections.close_all()
 
 
-def _ended(loop: object, pid: int) -> None:
+def _ended(loop: Any, pid: int) -> None:
     pidfd = _watched.pop(pid)
-    loop.remove_reader(pidfd)  # type: ignore[attr-defined]
-    how = _how_it_ended(pidfd)
-    os.close(pidfd)
-    give_back(pid, how)
-
-
-def _how_it_ended(pidfd: int) -> str:
+    loop.remove_reader(pidfd)
     try:
         status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:  # the pool was faster
-        return "ended"
-    if status is None:
-        return "ended"
-    if status.si_code == os.CLD_EXITED:
-        return f"exited with {status.si_status}"
-    return f"killed by {signal.Signals(status.si_status).name}"
+    except ChildProcessError:  # Celery was faster, and has said so
+        return
+    finally:
+        os.close(pidfd)
+    if status is not None:
+        exited = status.si_code == os.CLD_EXITED
+        give_back(pid, human_status(status.si_status if exited else -status.si_status))

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from celery import Celery, current_app
 from celery.exceptions import OperationalError as BrokerError
 from django.db import models, transaction
+from django.utils.module_loading import autodiscover_modules
 
 from jobreaper import conf
 from jobreaper.base import LeasedJob
@@ -85,8 +86,13 @@ def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
 
 @cache
 def _import_tasks(app: Celery) -> None:
-    """Import the tasks, which a process that only sends, such as the web server, has not done."""
-    app.loader.import_default_modules()
+    """Import the tasks, which a process that only sends, such as the web server, has not done.
+
+    Celery's own way to do so sets Django up anew, and the logging of a running worker with it.
+    """
+    autodiscover_modules("tasks")
+    for module in app.loader.default_modules:
+        app.loader.import_task_module(module)
 
 
 def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
@@ -113,10 +119,11 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
     return result
 
 
-def dispatch_job(model: type[models.Model], pk: object) -> bool:
+def dispatch_job(model: type[models.Model], pk: object, *, pooled: bool = True) -> bool:
     """Send one job if it is due, not sent lately and has a task; return whether it was sent.
 
-    With the broker away the job stays queued, and the next dispatch sends it.
+    With the broker away the job stays queued, and the next dispatch sends it. A process that forks
+    sends with ``pooled=False``: a child that drops an inherited connection to AMQP shuts it down.
     """
     table = table_of(model)
     tasks = handlers(table.model)
@@ -125,7 +132,7 @@ def dispatch_job(model: type[models.Model], pk: object) -> bool:
     stages = None if None in tasks else list(tasks)
     params = {"id": table.prepare_pk(pk), "n": 1, "stages": stages}
     try:
-        return bool(_send(table, tasks, _mark(table, params)))
+        return bool(_send(table, tasks, _mark(table, params), pooled))
     except BrokerError as error:
         logger.error("the broker did not take %s %s: %s", table.name, pk, error)
         return False
@@ -158,13 +165,18 @@ def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
     return list(map(Due._make, rows))
 
 
-def _send(table: JobTable, tasks: dict[str | None, LeasedTask], due: Sequence[Due]) -> int:
+def _send(
+    table: JobTable,
+    tasks: dict[str | None, LeasedTask],
+    due: Sequence[Due],
+    pooled: bool = True,
+) -> int:
     """Send the messages and return how many; those that the broker did not take are unmarked."""
     if not due:
         return 0
     sent = 0
     try:
-        with _producer() as producer:
+        with _producer(pooled) as producer:
             for job in due:
                 task = tasks.get(job.stage) or tasks[None]
                 policy = conf.settings().policy(job.stage)
@@ -191,14 +203,15 @@ def _send(table: JobTable, tasks: dict[str | None, LeasedTask], due: Sequence[Du
 
 
 @contextmanager
-def _producer() -> Iterator[Any]:
-    """Return a producer on a pooled connection that is known to be up; left to itself, kombu tries
-    to connect for ever.
+def _producer(pooled: bool) -> Iterator[Any]:
+    """Return a producer on a connection that is known to be up; left to itself, kombu tries to
+    connect for ever.
 
     Raises:
         BrokerError: the broker could not be reached or went away.
     """
-    with current_app.pool.acquire(block=True) as connection:
+    source = current_app.pool.acquire(block=True) if pooled else current_app.connection_for_write()
+    with source as connection:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0.5)
             yield current_app.amqp.Producer(connection)

@@ -6,7 +6,6 @@ It sees what the child cannot: that the child died, overran its hard time limit 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import WorkerLostError
@@ -14,7 +13,7 @@ from celery.worker.request import Request
 from django.db import Error, connections
 
 from jobreaper import control
-from jobreaper.celery import children
+from jobreaper.celery import children, shutdown
 from jobreaper.states import EventType
 
 logger = logging.getLogger(__name__)
@@ -38,32 +37,50 @@ class LeasedRequest(Request):
         """Take back what a lost child held, where its death was not seen at once."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, WorkerLostError) and self.worker_pid:
-            children.give_back(self.worker_pid, str(error))
+            # Without billiard's preface and its own number of the task.
+            how = str(error).removeprefix("Worker exited prematurely: ").partition(" Job: ")[0]
+            children.give_back(self.worker_pid, how)
         return super().on_failure(exc_info, *args, **kwargs)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """``revoke(terminate=True)``: cancel the job, so that it does not run again."""
-        _in_main_process(self._cancel_job)
-        super().terminate(pool, signal)
+        """``revoke(terminate=True)``: cancel the job, so that it does not run again.
+
+        The signal goes first: a function that holds its row locked must let go of it.
+        """
+        try:
+            super().terminate(pool, signal)
+        finally:
+            self._cancel_job()
+
+    def revoked(self) -> bool:
+        """Return whether the message is not to be run; where somebody revoked it, cancel the job.
+
+        A message that has expired is no word about its job, which is sent again.
+        """
+        if not super().revoked():
+            return False
+        if not self.maybe_expire():
+            self._cancel_job()
+        return True
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Stop the task because the worker ends: a cold shutdown says so to its tasks first and to
+        everybody else afterwards.
+        """
+        shutdown.begin()
+        super().cancel(pool, signal, emit_retry)
 
     def _cancel_job(self) -> None:
-        control.cancel(
-            self.task.job_model(),
-            self.args,
-            by=self.hostname,
-            reason="revoke(terminate=True)",
-            event=EventType.JOB_CANCELLED,
-        )
-
-
-def _in_main_process(action: Callable[[], object]) -> None:
-    """Run a short database action that must not stop the worker's event loop.
-
-    Its connection is closed, since the children that are forked next would inherit it.
-    """
-    try:
-        action()
-    except Error:
-        logger.exception("the database could not be reached; the lease does the rest")
-    finally:
-        connections.close_all()
+        try:
+            control.cancel(
+                self.task.job_model(),
+                self.args,
+                by=self.hostname,
+                reason="revoked",
+                event=EventType.JOB_CANCELLED,
+            )
+        except Error:
+            logger.exception("the job of a revoked message could not be cancelled: %s", self.args)
+        finally:
+            # Children forked from now on must not inherit this connection.
+            connections.close_all()

@@ -17,13 +17,14 @@ def has_begun() -> bool:
     return _begun[0] != 0
 
 
+def begin(**kwargs: Any) -> None:
+    """Tell every process of the worker."""
+    _begun[0] = 1
+
+
 def _reset(**kwargs: Any) -> None:
     _begun[0] = 0
 
 
-def _begin(**kwargs: Any) -> None:
-    _begun[0] = 1
-
-
 worker_init.connect(_reset, weak=False, dispatch_uid="jobreaper.shutdown")
-worker_shutting_down.connect(_begin, weak=False, dispatch_uid="jobreaper.shutdown")
+worker_shutting_down.connect(begin, weak=False, dispatch_uid="jobreaper.shutdown")

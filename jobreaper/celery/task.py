@@ -137,9 +137,10 @@ def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, LeaseLost) and lease.lost:
+        cause = error.exc if isinstance(error, Retry) and error.exc is not None else error
+        if isinstance(cause, LeaseLost) and lease.lost:
             # A cancelled or reaped job is nobody's failure: the record says what happened.
-            logger.info("%s stopped: %s", task.name, error)
+            logger.info("%s stopped: %s", task.name, cause)
             raise Ignore from error
         went_back = False
         # Where this write fails too, the lease runs out and the reaper does the rest.
@@ -148,8 +149,8 @@ def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
                 went_back = _end(lease, error)
         if isinstance(error, Retry) and error.exc is not None and not went_back:
             raise error.exc from error
-        if isinstance(error, SystemExit) and not _was_told_to_stop(error):
-            raise RuntimeError(f"{task.name} called sys.exit({error.code!r})") from error
+        if isinstance(error, SystemExit | KeyboardInterrupt) and not _was_told_to_stop(error):
+            raise RuntimeError(f"{task.name} raised {error!r}") from error
         raise
 
 
@@ -163,26 +164,24 @@ def _end(lease: Lease, error: BaseException) -> bool:
         return False
     if isinstance(error, Reject):
         return lease.fail("Reject", str(error.reason), retry=bool(error.requeue))
-    if isinstance(error, Exception):
+    if not _was_told_to_stop(error):
+        # Even the function's own sys.exit(): released, the job would run for ever.
         return lease.fail(error)
-    if isinstance(error, SystemExit) and not _was_told_to_stop(error):
-        # The function's own sys.exit(): released, the job would run for ever.
-        return lease.fail(error)
-    if isinstance(error, SystemExit) and not shutdown.has_begun():
+    if not shutdown.has_begun():
         # Killed alone, perhaps for what the job does: the main process sees it and counts it.
         return False
     lease.release()
     return True
 
 
-def _was_told_to_stop(error: SystemExit) -> bool:
+def _was_told_to_stop(error: BaseException) -> bool:
     """Return whether a signal ends this process, and not the function's own code."""
     if isinstance(error, WorkerShutdown | WorkerTerminate):
         return True
     # billiard sets this in the handler that raises SystemExit in a pool's child.
     from billiard import common
 
-    return bool(common._should_have_exited[0])
+    return isinstance(error, SystemExit) and bool(common._should_have_exited[0])
 
 
 def _seconds_until(when: Any) -> float | None:
