@@ -7,6 +7,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.db import connections, router
+from django.db.models import Q
 
 from jobreaper.celery.schedule import entries
 
@@ -14,8 +15,9 @@ from jobreaper.celery.schedule import entries
 def create_periodic_tasks(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Create the periodic tasks that do not exist yet; a receiver of ``post_migrate``.
 
-    A task is known by the task it runs, so one that an operator renamed, slowed down or disabled is
-    left as it is. One that was deleted comes back: to stop a task, disable it.
+    A task is known by the task it runs or by its name, so one that an operator renamed, slowed
+    down, disabled or pointed elsewhere is left as it is. One that was deleted comes back: to stop a
+    task, disable it.
     """
     if sender.label not in ("jobreaper", "django_celery_beat"):
         return
@@ -31,7 +33,7 @@ def create_periodic_tasks(sender: AppConfig, using: str, **kwargs: Any) -> None:
         return
     tasks = PeriodicTask.objects.using(using)
     for entry in entries():
-        if tasks.filter(task=entry.task).exists():
+        if tasks.filter(Q(task=entry.task) | Q(name=entry.name)).exists():
             continue
         every = max(1, round(entry.every_sec))
         interval = IntervalSchedule.objects.using(using).filter(
