@@ -133,9 +133,10 @@ def _ask(
     verb: Verb,
     form: ReasonForm,
 ) -> HttpResponse:
-    number = count(jobs)
+    applicable = jobs.filter(status__in=verb.sources)
+    number = count(applicable)
     name = model_ngettext(model_admin.opts, number)
-    kinds = Counter(jobs.order_by().values_list("status", "lease_state")[:COUNTED_ROWS])
+    kinds = Counter(applicable.order_by().values_list("status", "lease_state")[:COUNTED_ROWS])
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(
         request,
@@ -150,13 +151,12 @@ def _ask(
             "verb": verb,
             "form": form,
             "takes_all": _takes_all(request),
-            "jobs": jobs[:SHOWN_JOBS],
+            "number": number,
+            "is_rough": isinstance(number, RoughCount),
+            "kinds": [(*kind, of_kind) for kind, of_kind in sorted(kinds.items())],
+            "others": count(jobs.exclude(status__in=verb.sources)),
+            "jobs": applicable[:SHOWN_JOBS],
             "unshown": max(int(number) - SHOWN_JOBS, 0),
-            "kinds": [
-                {"status": status, "lease": lease, "number": n, "applies": status in verb.sources}
-                for (status, lease), n in sorted(kinds.items())
-            ],
-            "applies": any(status in verb.sources for status, lease in kinds),
             # What was posted to get here is posted again, with the confirmation.
             "posted": [
                 (field, value)

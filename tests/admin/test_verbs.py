@@ -124,8 +124,8 @@ def test_no_reason_is_needed(superuser: Client, action: str) -> None:
 def test_what_was_not_changed_is_said(superuser: Client) -> None:
     done, cancelled, running = make_job(status="success"), make_job(status="cancelled"), claimed()
     asked = text(choose(superuser, "fail_jobs", done, cancelled, running.job).content.decode())
-    assert "Fail 3 jobs?" in asked
-    assert "cancelled 1 left as it is processing live 1 failed success 1 left as it is" in asked
+    assert "Fail 1 job?" in asked
+    assert "processing live 1 failed in another status 2 left as they are" in asked
     said = messages(confirm(superuser, "fail_jobs", done, cancelled, running.job))
     assert said == (
         "1 job was failed. | 2 were not failed: only jobs that are queued or processing can be."
@@ -136,7 +136,7 @@ def test_what_was_not_changed_is_said(superuser: Client) -> None:
 def test_a_success_is_never_requeued(superuser: Client) -> None:
     done = make_job(status="success")
     asked = choose(superuser, "requeue_jobs", done).content.decode()
-    assert "This applies to none of them." in asked
+    assert "This can be done to none of them." in asked
     assert 'type="submit"' not in asked[asked.index('id="content"') :]
     confirm(superuser, "requeue_jobs", done)
     assert statuses(done) == ["success"]
@@ -206,6 +206,20 @@ def test_a_request_that_takes_too_long_keeps_what_is_done_and_says_so(
     said = messages(confirm(superuser, "fail_jobs", *jobs))
     assert said.startswith("2 jobs were failed. | That took too long")
     assert sorted(statuses(*jobs)) == ["failed"] * 2 + ["queued"] * 3
+
+
+def test_a_few_jobs_among_very_many_that_are_done_are_found(superuser: Client) -> None:
+    execute(
+        "INSERT INTO jobs (stage, status) SELECT 'clip', 'success' FROM generate_series(1, 10100)"
+    )
+    failed = make_job(status="failed")
+    asked = text(choose(superuser, "requeue_jobs", failed, select_across="1").content.decode())
+    assert "Requeue 1 job?" in asked
+    assert "in another status more than 10,000 left as they are" in asked
+    said = messages(confirm(superuser, "requeue_jobs", failed, select_across="1"))
+    assert said == "1 job was requeued."
+    assert Job.objects.filter(status="success").count() == 10100
+    assert statuses(failed) == ["queued"]
 
 
 # What goes wrong
