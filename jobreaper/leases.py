@@ -58,6 +58,10 @@ class Lease:
         self._lost: LeaseLost | None = None
         self._closed = False
         self._closing: Any = None
+        # Other sessions see neither a claim nor an ending before its transaction is committed, and
+        # an ending before this process has heard that it is.
+        self._claim_is_committed = False
+        self._ending = False
         self._lock = threading.Lock()
         # Called once, from whichever thread finds the lease lost.
         self.on_lost: Callable[[LeaseLost], None] | None = None
@@ -191,13 +195,27 @@ class Lease:
         if self.closed:
             return
         if not beat.held:
-            self._mark_lost("heartbeat", beat.status, beat.epoch)
+            if not self._explains(beat):
+                self._mark_lost("heartbeat", beat.status, beat.epoch)
         elif beat.remaining_sec is not None:
             self._runs_out_at = sent_at + beat.remaining_sec
             self.expires_at = beat.expires_at
         elif beat.status in self.table.words[Status.PROCESSING]:
             # Locked by some transaction, and ours by the database's own word.
             self._runs_out_at = max(self._runs_out_at, sent_at + self.length_sec)
+
+    def claim_committed(self) -> None:
+        """Take in that other sessions can see the claim."""
+        self._claim_is_committed = True
+
+    def _explains(self, beat: Beat) -> bool:
+        """Return whether it may be this process's own doing that a beat did not find the lease: a
+        job whose INSERT and claim are not committed yet, or an ending. Nothing but the lease's own
+        endings leaves the epoch as it is.
+        """
+        if beat.epoch is None:
+            return not self._claim_is_committed
+        return self._ending or (self._closing is not None and beat.epoch == self.epoch)
 
     def missed(self) -> None:
         """Take in that a heartbeat could not be sent. A worker that asked to be told is told when
@@ -240,13 +258,16 @@ class Lease:
     def _end(self, verb: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_closed(verb)
         connection = self.table.connection(self.alias)
+        self._ending = True
         try:
             event = retrying(connection, lambda tried: self._send(connection, verb, params, tried))
+            self._close(connection, event)
         except LeaseLost as error:
             self._lost = self._lost or error
             heartbeat.heart.remove(self)
             raise
-        self._close(connection, event)
+        finally:
+            self._ending = False
         return event
 
     def _send(
@@ -406,6 +427,7 @@ def _send_claim(
             length = job.__dict__.pop("lease_remaining_sec")
             lease = Lease(table, alias, job, name, sent_at + length, length)
             job._lease = lease  # type: ignore[attr-defined]  # see LeasedJob.save
+            on_commit(connection, lease.claim_committed)
             leases.append(lease)
         return leases
 
