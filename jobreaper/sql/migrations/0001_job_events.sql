@@ -28,6 +28,12 @@ BEGIN
         RAISE EXCEPTION 'job_events.job_id has a foreign key, and events must outlive their job'
             USING HINT = 'Drop the constraint and migrate again.';
     END IF;
+    IF EXISTS (SELECT FROM pg_attribute
+                WHERE attrelid = 'job_events'::regclass
+                  AND attname = 'data'
+                  AND atttypid = 'json'::regtype) THEN
+        ALTER TABLE job_events ALTER COLUMN data TYPE jsonb;
+    END IF;
 END
 $$;
 
