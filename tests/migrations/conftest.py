@@ -1,0 +1,51 @@
+"""An empty database for each test, in place of the one that is migrated already."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from pytest_django import DjangoDbBlocker
+
+from jobreaper import heartbeat
+
+Sql = Callable[..., list[dict[str, Any]]]
+Migrate = Callable[..., None]
+
+
+@pytest.fixture
+def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """A database with nothing in it, which Django takes for its own until the test ends."""
+    named = connection.settings_dict
+    usual, empty = named["NAME"], f"migrations_{uuid.uuid4().hex}"
+    with django_db_blocker.unblock():
+        parameters = connection.get_connection_params()
+        where = {
+            key: parameters[key]
+            for key in ("dbname", "user", "password", "host", "port")
+            if key in parameters
+        }
+        with psycopg.connect(**where, autocommit=True) as server:
+            server.execute(f"CREATE DATABASE {empty}")
+            connection.close()
+            named["NAME"] = empty
+            try:
+                yield
+            finally:
+                heartbeat.heart.stop()
+                connection.close()
+                named["NAME"] = usual
+                server.execute(f"DROP DATABASE {empty} WITH (FORCE)")
+
+
+@pytest.fixture
+def migrate(transactional_db: None) -> Migrate:
+    """Run `manage.py migrate` up or down to a migration."""
+
+    def run(*target: str) -> None:
+        call_command("migrate", *target, verbosity=0)
+
+    return run
