@@ -26,7 +26,7 @@ def requeued_and_failed(jobs: Rows) -> tuple[list[Any], list[Any]]:
     """Run a pass over the table and return the keys it requeued and failed."""
     result = reap([jobs.table])
     assert result.all_errors == []
-    return result.requeued_ids[jobs.table], result.failed_ids[jobs.table]
+    return sorted(result.requeued_ids[jobs.table]), sorted(result.failed_ids[jobs.table])
 
 
 def assert_left_alone(jobs: Rows, key: Any) -> None:

@@ -53,7 +53,12 @@ def wait_for_beats(beats: list[Any], number: int = 3) -> None:
     until(lambda: len(beats) >= seen + number)
 
 
-def lock(key: object) -> None:
+def wait_for_renewal(jobs: Rows, key: int) -> None:
+    before = jobs.row(key)["last_heartbeat_at"]
+    until(lambda: jobs.row(key)["last_heartbeat_at"] > before)
+
+
+def lock(key: int) -> None:
     Job.objects.select_for_update().get(pk=key)
 
 
@@ -70,7 +75,7 @@ def test_beats_pass_over_a_job_that_the_works_own_transaction_has_locked(
             assert all(outcome.held for outcome in beats)
             lease.check()
         # Free again, it is renewed again.
-        until(lambda: jobs.row(key)["last_heartbeat_at"] > before["last_heartbeat_at"])
+        wait_for_renewal(jobs, key)
     assert lost == []
     assert jobs.row(key)["status"] == "success"
 
@@ -94,8 +99,7 @@ def test_one_locked_job_does_not_keep_the_others_from_their_beats(jobs: Rows) ->
     locked, free = jobs.plant(), jobs.plant()
     with hold(Job, locked), hold(Job, free), transaction.atomic():
         lock(locked)
-        before = jobs.row(free)["last_heartbeat_at"]
-        until(lambda: jobs.row(free)["last_heartbeat_at"] > before)
+        wait_for_renewal(jobs, free)
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ def results(sql: Sql) -> Iterator[str]:
     sql("DROP TABLE results")
 
 
-def insert_result(key: object) -> None:
+def insert_result(key: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO results (job_id) VALUES (%s)", [key])
 
@@ -117,8 +121,7 @@ def test_a_result_inserted_by_the_work_does_not_stop_the_beats(jobs: Rows, resul
     with hold(Job, key), transaction.atomic():
         insert_result(key)
         for _ in range(3):
-            before = jobs.row(key)["last_heartbeat_at"]
-            until(lambda before=before: jobs.row(key)["last_heartbeat_at"] > before)
+            wait_for_renewal(jobs, key)
 
 
 def test_a_result_inserted_by_a_dead_workers_open_transaction_does_not_stop_the_reaper(
@@ -195,8 +198,7 @@ def test_beats_go_on_after_a_finish_that_was_rolled_back(jobs: Rows, lost: list[
         with transaction.atomic():
             lease.finish()
             transaction.set_rollback(True)
-        before = jobs.row(key)["last_heartbeat_at"]
-        until(lambda: jobs.row(key)["last_heartbeat_at"] > before)
+        wait_for_renewal(jobs, key)
     assert lost == []
     assert jobs.row(key)["status"] == "success"
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from jobreaper import Lease, LeaseLost, claim, claim_next, reap
 from jobreaper.reaper import PassResult
@@ -80,16 +80,14 @@ def test_a_reaper_whose_snapshot_is_older_than_the_finish_writes_nothing(
     lease = overdue(jobs)
     with transaction.atomic():
         lease.finish()
-        jobs_lock()
+        lock_the_table()
         pass_ = rivals.start_and_see_it_wait(reap_jobs)
     assert pass_.result().requeued == 0
     assert jobs.row(lease.pk)["status"] == "success"
     assert jobs.event_types(lease.pk) == ["job:finished"]
 
 
-def jobs_lock() -> None:
-    from django.db import connection
-
+def lock_the_table() -> None:
     with connection.cursor() as cursor:
         cursor.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
 
@@ -123,19 +121,16 @@ def test_two_hundred_reaps_and_finishes_against_each_other_lose_nothing(
                 pass
         return kept
 
-    def reap_one_by_one() -> int:
-        # From the other end, so that both have something to take.
+    def reap_in_small_batches() -> int:
         taken = 0
-        while any(row["status"] == "processing" for row in jobs_left()):
+        while Job.objects.running().exists():
             taken += reap([Job], batch_size=3, hold=False).requeued
         return taken
 
-    def jobs_left() -> list[dict[str, Any]]:
-        return list(Job.objects.values("status"))
-
+    # The reaper begins where the worker ends, so that both have something to take.
     for n, lease in enumerate(leases):
         jobs.set(lease.pk, lease_expires_at=ago(1 + n))
-    reaper = rivals.start(reap_one_by_one)
+    reaper = rivals.start(reap_in_small_batches)
     worker = rivals.start(finish_all)
     kept, taken = worker.result(), reaper.result()
     assert kept + taken == 200
@@ -183,7 +178,7 @@ def test_a_reaper_whose_snapshot_is_older_than_the_beat_leaves_the_job_alone(
     lease = overdue(jobs)
     with transaction.atomic():
         lease.heartbeat()
-        jobs_lock()
+        lock_the_table()
         pass_ = rivals.start_and_see_it_wait(reap_jobs)
     assert pass_.result().requeued == 0
     assert jobs.row(lease.pk)["status"] == "processing"
@@ -227,7 +222,7 @@ def test_a_claim_whose_snapshot_is_older_than_another_claim_gets_nothing(
     key = jobs.plant()
     with transaction.atomic():
         assert claim(Job, key, worker="w1")
-        jobs_lock()
+        lock_the_table()
         second = rivals.start_and_see_it_wait(lambda: claim(Job, key, worker="w2"))
     assert second.result() is None
     assert jobs.row(key)["locked_by"] == "w1"
@@ -268,7 +263,7 @@ def test_a_reaper_whose_snapshot_is_older_than_another_pass_gets_nothing(
     lease = overdue(jobs)
     with transaction.atomic():
         reap_jobs()
-        jobs_lock()
+        lock_the_table()
         second = rivals.start_and_see_it_wait(reap_jobs)
     assert second.result().requeued == 0
     assert jobs.event_types(lease.pk) == ["reaper:requeued"]
