@@ -97,7 +97,7 @@ class LargeTableChangeList(ChangeList):
 
 
 class LargeTableAdmin(ModelAdmin):
-    """Lists in the order of the primary key, newest first, without counting the table."""
+    """Lists in the order of the primary key, the last one first, without counting the table."""
 
     ordering = ("-pk",)
     sortable_by: ClassVar[Any] = ()

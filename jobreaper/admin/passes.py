@@ -28,10 +28,8 @@ class ReaperPassAdmin(ReadOnlyAdmin):
         "took",
         "trigger",
         "reaper",
-        "requeued",
-        "failed",
         "by_table",
-        "held",
+        "outcome",
         "held_reason",
         "error",
     )

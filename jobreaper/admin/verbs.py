@@ -246,8 +246,9 @@ def _report(
         model_admin.message_user(request, f"{trouble} {rest}", messages.ERROR)
     elif left:
         said = ngettext(
-            "%(number)d was not %(done)s: only jobs that are %(statuses)s can be.",
-            "%(number)d were not %(done)s: only jobs that are %(statuses)s can be.",
+            "%(number)d was not %(done)s: it is not %(statuses)s, or has left the list meanwhile.",
+            "%(number)d were not %(done)s: they are not %(statuses)s, or have left the list "
+            "meanwhile.",
             left,
         )
         statuses = get_text_list(list(verb.sources), _("or"))

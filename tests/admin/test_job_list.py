@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from django.db import connection
+from django.db import connection, models
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -76,6 +76,17 @@ def test_a_job_that_is_not_running_has_no_lease_state(superuser: Client, status:
 def test_a_queued_job_says_when_it_is_due(superuser: Client) -> None:
     leave(make_job().pk, next_earliest_run_at="2 h 30 s")
     assert "in 2 h 0 min" in text(html(superuser, JOBS))
+
+
+def test_a_model_with_a_plain_manager_shows_its_leases_too(
+    superuser: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: models.Manager[Job] = models.Manager()
+    plain.model = Job
+    monkeypatch.setitem(Job._meta.__dict__, "default_manager", plain)
+    lease = claimed()
+    assert lease_cells(html(superuser, f"{JOBS}?lease=live"))[0].startswith("live ")
+    assert listed(superuser, f"{JOBS}?lease=live") == [lease.pk]
 
 
 # Filters

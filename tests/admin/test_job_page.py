@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
+from django.contrib.auth.models import User
 from django.db.models.signals import pre_save
-from django.test import Client
+from django.test import Client, RequestFactory
 
 import jobreaper
 from jobreaper import control
-from jobreaper.admin.jobs import LEASE_LINES
+from jobreaper.admin.jobs import LEASE_LINES, LeasedJobAdmin
 from jobreaper.base import PROTOCOL_FIELDS
 from jobreaper.models import Job as OwnJob
 from jobreaper.models import JobEvent
@@ -121,6 +123,21 @@ def test_bad_input_keeps_what_was_typed(superuser: Client) -> None:
     assert 'value="asr"' in page
     job.refresh_from_db()
     assert job.stage == "clip"
+
+
+def test_a_layout_of_ones_own_is_kept_and_cannot_open_the_protocols_fields(
+    superuser: Client, rf: RequestFactory
+) -> None:
+    class OwnAdmin(LeasedJobAdmin):
+        fields = ("status", "stage")
+
+    request = rf.get("/")
+    request.user = User.objects.get(username="ada")
+    job_admin = OwnAdmin(Job, site)
+    for job in (None, make_job()):
+        form = job_admin.get_form(request, job)
+        assert set(form.base_fields) == {"stage"}
+        assert job_admin.get_fieldsets(request, job) == [(None, {"fields": ("status", "stage")})]
 
 
 # Buttons

@@ -128,7 +128,8 @@ def test_what_was_not_changed_is_said(superuser: Client) -> None:
     assert "processing live 1 failed in another status 2 left as they are" in asked
     said = messages(confirm(superuser, "fail_jobs", done, cancelled, running.job))
     assert said == (
-        "1 job was failed. | 2 were not failed: only jobs that are queued or processing can be."
+        "1 job was failed. | 2 were not failed: "
+        "they are not queued or processing, or have left the list meanwhile."
     )
     assert statuses(done, cancelled, running.job) == ["success", "cancelled", "failed"]
 
