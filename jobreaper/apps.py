@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate, post_save
+
+# What needs a package that is not required, and the function that connects it.
+OPTIONAL = {
+    "prometheus_client": ("metrics.prometheus", "register"),
+    "opentelemetry.metrics": ("metrics.otel", "connect"),
+    "opentelemetry.trace": ("tracing", "connect"),
+}
 
 
 class JobreaperConfig(AppConfig):
@@ -24,9 +32,19 @@ class JobreaperConfig(AppConfig):
         logs.connect()
         post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
         post_migrate.connect(installed.render_policies_anew, dispatch_uid="jobreaper.policies")
-        if find_spec("django_celery_beat") is not None:
+        if _is_installed("django_celery_beat"):
             from jobreaper.celery import periodic
 
             post_migrate.connect(
                 periodic.create_periodic_tasks, dispatch_uid="jobreaper.periodic_tasks"
             )
+        for package, (module, connect) in OPTIONAL.items():
+            if _is_installed(package):
+                getattr(import_module(f"jobreaper.{module}"), connect)()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:  # Its parent is missing.
+        return False

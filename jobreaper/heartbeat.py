@@ -172,7 +172,7 @@ class Heart:
         renewed = True
         for (alias, table), held in tables.items():
             try:
-                beats = beat(_own_connection(alias), table, held)
+                beats = beat(own_connection(alias), table, held)
             # One table's trouble must not silence the beats of the others, whatever it is.
             except Exception as error:
                 renewed = False
@@ -196,7 +196,7 @@ def _interval_sec(leases: Iterable[Beatable]) -> float:
     return max(interval, SHORTEST_WAIT_SEC)
 
 
-def _own_connection(alias: str) -> BaseDatabaseWrapper:
+def own_connection(alias: str) -> BaseDatabaseWrapper:
     """Return this thread's connection to ``alias``, made so that a dead network cannot hold it.
 
     It comes from no pool: work that has taken every connection must not stop the beats.

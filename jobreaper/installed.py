@@ -192,6 +192,8 @@ class _Maker:
     def _reap(self, render: Any, statement: str, **overriding: Composable) -> Installed:
         name = self._name("reap")
         text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
+        known = SQL("(SELECT array_agg(policy.stage) FROM {})").format(self.policy_rows)
+        stages = {"known_stages": known.as_string(None)}
         parts: rendering.Parts = {
             "statement": self._inside(text, _REAP, name),
             "server_start": SQL(sql.render("statements/server_start")),
@@ -199,6 +201,7 @@ class _Maker:
             "reaped_key": SQL("job.id::text"),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),
+            "fold_totals": self._inside(rendering.totals("fold_totals"), stages, name),
         }
         return self._function("reap", "reap", parts)
 

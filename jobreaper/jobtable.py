@@ -175,3 +175,8 @@ class JobTable:
         if self.can_be_leased:
             return rendering.reap(self, "reap_dry_run", rendering.NO_LOCK)
         return rendering.reclaim(self, "reclaim_dry_run", rendering.NO_LOCK)
+
+    @cached_property
+    def scrape_statement(self) -> str:
+        """How the table stands, for the metrics."""
+        return rendering.scrape(self)

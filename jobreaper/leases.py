@@ -71,6 +71,7 @@ class Lease:
 
     def __enter__(self) -> Lease:
         heartbeat.heart.add(self)
+        signals.run_started.send_robust(self.table.model, lease=self)
         return self
 
     def __exit__(
@@ -80,6 +81,7 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         heartbeat.heart.remove(self)
+        signals.run_ended.send_robust(self.table.model, lease=self, error=error)
 
     @property
     def lost(self) -> bool:

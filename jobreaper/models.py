@@ -16,6 +16,7 @@ from jobreaper import sql
 from jobreaper.base import LeasedJob, LeaseIndex
 from jobreaper.ids import new_id
 from jobreaper.states import ENDED_RUNS, FAILED_RUNS, Status, Trigger
+from jobreaper.tracecontext import current_traceparent
 
 
 class Digest(Func):
@@ -40,6 +41,13 @@ class Job(LeasedJob):
         null=True,
         blank=True,
         help_text=_("No two queued or processing jobs have the same; empty: never merged."),
+    )
+    traceparent = models.TextField(
+        null=True,
+        blank=True,
+        editable=False,
+        default=current_traceparent,
+        help_text=_("The trace in which the job was made."),
     )
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     updated_at = models.DateTimeField(auto_now=True, db_default=Now(), editable=False)
@@ -197,3 +205,23 @@ class ReaperPass(models.Model):
 
     def __str__(self) -> str:
         return f"pass {self.pk}"
+
+
+class Total(models.Model):
+    """A part of what a counter has counted; ``jobreaper.totals`` explains the table."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.TextField(help_text=_("What is counted."))
+    table = models.TextField(help_text=_("The job table, empty where it is none of them."))
+    stage = models.TextField(default="", db_default="")
+    count = models.BigIntegerField(default=1, db_default=1)
+    microseconds = models.BigIntegerField(
+        default=0, db_default=0, help_text=_("The durations of what was counted, added up.")
+    )
+    last_at = models.DateTimeField(db_default=Now(), help_text=_("When it was last counted."))
+
+    class Meta:
+        db_table = "jobreaper_totals"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.table} {self.stage}: {self.count}"

@@ -16,6 +16,11 @@ DEFAULT_BACKOFF_MS: Final = (30_000, 120_000, 600_000)
 # A lease or a delay longer than this is a typing error, and keeps every sum inside bigint.
 LONGEST_MS: Final = 366 * 24 * 3600 * 1000
 
+# In metrics, a stage for each job would be a series for each job. Stages with a policy have their
+# own; of the others, the first so many of a table.
+MOST_STAGES: Final = 50
+OTHER_STAGE: Final = "other"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagePolicy:

@@ -11,16 +11,17 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from django.db import DatabaseError, Error, models
+from django.db import DatabaseError, Error, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
-from jobreaper import conf, guard, signals
+from jobreaper import conf, guard, signals, totals
 from jobreaper.db import (
     UNMIGRATED_SQLSTATES,
     connection_for,
@@ -34,6 +35,7 @@ from jobreaper.db import (
 from jobreaper.models import ReaperPass
 from jobreaper.states import FailCode, Reason, Trigger
 from jobreaper.tables import JobTable, named
+from jobreaper.totals import Scan
 from jobreaper.worker import worker_id
 
 logger = logging.getLogger(__name__)
@@ -319,11 +321,23 @@ class _Pass:
             held_reason=held_reason,
             error=storable("\n".join(problems)) if problems else None,
         )
+        was_scanned = held_reason is None and not errors
+        scans = [Scan(n, o.duration_ms, not o.errors) for n, o in outcomes.items() if was_scanned]
+
+        def write(_: bool) -> None:
+            row.pk = None  # An earlier try that was rolled back has given it one.
+            with transaction.atomic(using=connection.alias):
+                row.save(using=connection.alias, force_insert=True)
+                totals.count_pass(connection.alias, scans, held=row.held)
+
         try:
-            retrying(connection, lambda _: row.save(using=connection.alias, force_insert=True))
+            retrying(connection, write)
         except Error as error:
             self.result.errors.append(f"the pass could not be recorded: {in_words(error)}")
             logger.warning("pass could not be recorded: %s", in_words(error))
+            return
+        with suppress(Error):  # What is not folded now is folded by the next pass.
+            totals.fold(connection)
 
 
 def announce(connection: BaseDatabaseWrapper, table: JobTable, jobs: list[ReapedJob]) -> None:

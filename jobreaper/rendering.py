@@ -55,6 +55,45 @@ def reclaim(table: JobTable, name: str, lock: Composable) -> str:
     return sql.render(f"statements/{name}", _with(parts, "chosen", "stale", "reclaimed_columns"))
 
 
+def totals(name: str) -> str:
+    """Return a statement over the totals, which belong to no one table."""
+    return sql.render(f"statements/{name}", _with({}, "labelled_totals"))
+
+
+def scrape(table: JobTable) -> str:
+    """Return the statement that tells how a table stands, for the metrics."""
+    order = SQL("ORDER BY {}").format
+    if table.can_be_leased:
+        parts = _with(leased_parts(table), "lease_state")
+        running: Composable = SQL("{} AS job").format(parts["table"])
+        by_lease: Composable = order(SQL("job.{}").format(parts["lease_expires_at"]))
+    else:
+        parts = _with(reclaim_parts(table), "state_by_limit")
+        parts["lease_state"] = parts["state_by_limit"]
+        running = SQL("{} AS job LEFT JOIN ({}) AS limits ON {}").format(
+            parts["table"], parts["limits"], parts["limit_of_job"]
+        )
+        by_lease = SQL("")
+    parts |= {"running": running, "by_lease": by_lease, "in_line": SQL("")}
+    ranges: list[Composable] = [SQL("true")]
+    if "next_earliest_run_at" in table.columns:
+        time = SQL("job.{}").format(parts["next_earliest_run_at"])
+        keys = [SQL("job.{}").format(Identifier(column)) for column in table.key_columns]
+        parts["in_line"] = order(SQL(", ").join([time, *keys]))
+        ranges = [SQL("{} <= statement_timestamp()").format(time), SQL("{} IS NULL").format(time)]
+    parts["waiting_since"] = _waiting_since(table)
+    parts["due"] = SQL(" UNION ALL ").join(
+        [sql.compose("fragments/waiting_since", {**parts, "range": range_}) for range_ in ranges]
+    )
+    return sql.render("statements/scrape", parts)
+
+
+def plan(table: JobTable, status: Status) -> str:
+    """Return the statement that asks the planner how many jobs have ``status``."""
+    parts = {**_common_parts(table), "has_status": has_status(table, status)}
+    return sql.render("statements/plan", parts)
+
+
 def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
     """Return what the statements of a table with leases are composed of; ``overriding`` parts take
     the place of those of the same name.
@@ -168,6 +207,20 @@ def last_seen_at(table: JobTable) -> Composable:
         if part in table.columns
     ]
     return SQL("GREATEST({})").format(SQL(", ").join(signs))
+
+
+def _waiting_since(table: JobTable) -> Composable:
+    """Return since when ``job`` could have been claimed: its time has come, it was made, its last
+    attempt has ended, whichever was last. A released job keeps the time of its first attempt.
+    """
+    times = [
+        table.columns[part]
+        for part in ("next_earliest_run_at", "last_heartbeat_at")
+        if part in table.columns
+    ]
+    times += [table.column("created_at")] if table.has("created_at") else []
+    columns = [SQL("job.{}").format(Identifier(column)) for column in times]
+    return SQL("GREATEST(NULL::timestamptz, {})").format(SQL(", ").join(columns))
 
 
 def limits(table: JobTable) -> Composable:

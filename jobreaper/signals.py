@@ -9,6 +9,8 @@ beat or a pass goes on.
 signal                      arguments
 ==========================  ====================================================================
 job_claimed                 lease
+run_started                 lease
+run_ended                   lease, error (what left the block, ``None`` where nothing did)
 job_finished                lease, details
 job_retried, job_failed     lease, details (``fail_code``, ``fail_reason``, ``duration_ms`` …)
 job_released                lease, details
@@ -21,7 +23,8 @@ pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
 Inside a transaction of the caller's the ``job_*`` signals are sent on commit, so a finish or a reap
-that is rolled back is never announced. ``stale_write_rejected`` is sent at once.
+that is rolled back is never announced. ``stale_write_rejected`` is sent at once, and so are
+``run_started`` and ``run_ended``: in the thread that enters and leaves a ``with lease`` block.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 job_claimed = Signal()
+run_started = Signal()
+run_ended = Signal()
 job_finished = Signal()
 job_retried = Signal()
 job_failed = Signal()

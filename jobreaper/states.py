@@ -66,6 +66,7 @@ class EventType(StrEnum):
     JOB_RELEASED = "job:released"
     JOB_CANCELLED = "job:cancelled"
     JOB_STALE_WRITE_REJECTED = "job:stale_write_rejected"
+    JOB_TRACED = "job:traced"
     ADMIN_REQUEUED = "admin:requeued"
     ADMIN_FAILED = "admin:failed"
     ADMIN_CANCELLED = "admin:cancelled"
@@ -74,6 +75,19 @@ class EventType(StrEnum):
 # Events that end a run which a worker saw to its end, for metering.
 ENDED_RUNS: Final = (EventType.JOB_FINISHED, EventType.JOB_RETRIED, EventType.JOB_FAILED)
 FAILED_RUNS: Final = (EventType.JOB_RETRIED, EventType.JOB_FAILED)
+
+
+class Counted(StrEnum):
+    """``name`` of a ``Total``. ``docs/metrics.md`` says which events or passes each one counts."""
+
+    REQUEUES = "requeues"
+    FAILURES = "failures"
+    LOST_AND_REQUEUED = "lost_and_requeued"
+    LOST_AND_FAILED = "lost_and_failed"
+    STALE_WRITES = "stale_writes"
+    SCANS = "scans"
+    CLEAN_SCANS = "clean_scans"
+    HELD_PASSES = "held_passes"
 
 
 class FailCode(StrEnum):

@@ -20,6 +20,8 @@ TABLES = (
     "jobreaper_pauses",
     "job_events",
     "jobreaper_passes",
+    "jobreaper_totals",
+    "executor_jobs",
 )
 
 

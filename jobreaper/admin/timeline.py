@@ -44,6 +44,7 @@ _WHAT: Final[dict[str, tuple[Any, str]]] = {
         _("A write was rejected: the worker had lost the lease"),
         "late",
     ),
+    EventType.JOB_TRACED: (_("The attempt began as part of a trace"), "plain"),
     EventType.ADMIN_REQUEUED: (_("An operator gave the job back to the queue"), "plain"),
     EventType.ADMIN_FAILED: (_("An operator failed the job"), "bad"),
     EventType.ADMIN_CANCELLED: (_("An operator cancelled the job"), "plain"),

@@ -13,8 +13,16 @@ from importlib.resources import files
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
-from jobreaper.policies import LONGEST_MS
-from jobreaper.states import EventType, FailCode, OnExpiry, Reason, Status
+from jobreaper.policies import LONGEST_MS, MOST_STAGES, OTHER_STAGE
+from jobreaper.states import (
+    Counted,
+    EventType,
+    FailCode,
+    LeaseState,
+    OnExpiry,
+    Reason,
+    Status,
+)
 
 
 @cache
@@ -28,10 +36,12 @@ def vocabulary() -> Mapping[str, Composable]:
     """Return the words that statements may name: statuses, reasons, codes, event types."""
     words: dict[str, Composable] = {
         "longest_lease_sec": Literal(LONGEST_MS // 1000),
+        "most_stages": Literal(MOST_STAGES),
+        "other_stage": Literal(OTHER_STAGE),
         # Timestamps inside an event are read by people and programs in any time zone.
         "iso_utc": Literal('YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
     }
-    for words_of in (Status, Reason, FailCode, OnExpiry, EventType):
+    for words_of in (Status, LeaseState, Reason, FailCode, OnExpiry, EventType, Counted):
         words |= {member.name.lower(): Literal(member.value) for member in words_of}
     return words
 

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 # As the table in `jobreaper.signals` has them.
 ARGUMENTS: dict[str, set[str]] = {
     "job_claimed": {"lease"},
+    "run_started": {"lease"},
+    "run_ended": {"lease", "error"},
     "job_finished": {"lease", "details"},
     "job_retried": {"lease", "details"},
     "job_failed": {"lease", "details"},

@@ -37,5 +37,17 @@ BEGIN
             jsonb_build_object({table_name},
                                jsonb_build_object('requeued', requeued, 'failed', failed)),
             requeued, failed, reason_to_hold IS NOT NULL, reason_to_hold);
+    IF reason_to_hold IS NULL THEN
+        INSERT INTO jobreaper_totals (name, "table", microseconds)
+        VALUES ({scans}, {table_name},
+                extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000),
+               ({clean_scans}, {table_name}, 0);
+    ELSE
+        INSERT INTO jobreaper_totals (name, "table") VALUES ({held_passes}, '');
+    END IF;
+    FOR job IN
+        {fold_totals}
+    LOOP
+    END LOOP;
 END
 $body$

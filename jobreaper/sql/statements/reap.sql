@@ -25,6 +25,13 @@ event AS (
                        to_char(reaped.run_again_at AT TIME ZONE 'UTC', {iso_utc}) END),
                'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
       FROM reaped
+),
+counted AS (
+    INSERT INTO jobreaper_totals (name, "table", stage, count, microseconds)
+    SELECT CASE WHEN requeues THEN {requeues} ELSE {failures} END, {table_name},
+           coalesce(stage, ''), count(*), sum(overdue_ms) * 1000
+      FROM reaped
+     GROUP BY requeues, stage
 )
 SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
        CASE WHEN requeues THEN

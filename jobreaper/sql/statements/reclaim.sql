@@ -30,6 +30,13 @@ event AS (
                    'reaper', %(reaper)s::text),
                'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
       FROM reclaimed
+),
+counted AS (
+    INSERT INTO jobreaper_totals (name, "table", stage, count, microseconds)
+    SELECT CASE WHEN requeues THEN {requeues} ELSE {failures} END, {table_name},
+           coalesce(stage, ''), count(*), sum(overdue_ms) * 1000
+      FROM reclaimed
+     GROUP BY requeues, stage
 )
 SELECT {reclaimed_columns}
   FROM reclaimed

@@ -32,6 +32,10 @@ event AS (
      WHERE NOT (%(tried_before)s AND NOT present.is_processing
                 AND present.lease_epoch = %(epoch)s) IS TRUE
     RETURNING 1
+),
+counted AS (
+    INSERT INTO jobreaper_totals (name, "table")
+    SELECT {stale_writes}, {table_name} FROM event
 )
 SELECT present.status, present.lease_epoch, EXISTS (SELECT FROM event) AS rejected
   FROM (SELECT) AS once

@@ -33,6 +33,13 @@ event AS (
                        to_char(reaped.run_again_at AT TIME ZONE 'UTC', {iso_utc}) END),
                'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
       FROM reaped
+),
+counted AS (
+    INSERT INTO jobreaper_totals (name, "table", stage, count)
+    SELECT CASE WHEN requeues THEN {lost_and_requeued} ELSE {lost_and_failed} END, {table_name},
+           coalesce(stage, ''), count(*)
+      FROM reaped
+     GROUP BY requeues, stage
 )
 SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
        CASE WHEN requeues THEN

@@ -1,0 +1,1 @@
+"""Metrics: ``prometheus`` reads them from the database, ``otel`` counts what this process does."""

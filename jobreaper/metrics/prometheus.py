@@ -1,0 +1,234 @@
+"""The Prometheus collector: everything it tells comes from the database.
+
+So it is right whichever process is scraped, and needs neither files nor processes that talk to one
+another. ``docs/metrics.md`` lists the metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from django.http import HttpRequest, HttpResponse
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from jobreaper import signals, totals
+from jobreaper.metrics.readings import Askers, Reading
+from jobreaper.states import Counted, Status
+from jobreaper.worker import local_clock
+
+logger = logging.getLogger(__name__)
+
+CACHE_SEC: Final = 5.0
+
+MICROSECONDS: Final = 1_000_000
+
+_BY_STAGE: Final = ["table", "stage"]
+
+
+class JobreaperCollector(Collector):
+    """Asks the databases when it is scraped, at most every ``CACHE_SEC``."""
+
+    def __init__(self) -> None:
+        self._askers = Askers()
+        self._lock = threading.Lock()
+        self._metrics: list[Metric] = []
+        self._fresh_until = 0.0
+        self._errors: list[str] = []
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without values; asks no database."""
+        return list(_Page())
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics. Where a database does not answer, what it alone knows is left out and
+        ``jobreaper_up`` is 0.
+        """
+        with self._lock:
+            if local_clock() >= self._fresh_until:
+                self._fresh_until = local_clock() + CACHE_SEC
+                self._metrics = list(self._ask())
+            return self._metrics
+
+    def forget(self, **_: object) -> None:
+        """Ask anew at the next scrape: this process knows that something has changed."""
+        self._fresh_until = 0.0
+
+    def _ask(self) -> _Page:
+        page = _Page()
+        errors: list[str] = []
+        # Wrong settings, a router that raises: the page holds other people's metrics too.
+        try:
+            readings = self._askers.ask()
+            page.fill(readings.values())
+            errors = [f"{a}: {error}" for a, r in readings.items() for error in r.errors]
+        except Exception as error:
+            errors = [repr(error)]
+        page.up.add_metric([], 0 if errors else 1)
+        if errors and errors != self._errors:
+            logger.warning("the metrics are not whole: %s", "; ".join(errors))
+        self._errors = errors
+        return page
+
+
+class _Page:
+    """The metrics of one scrape."""
+
+    def __init__(self) -> None:
+        self.requeues = CounterMetricFamily(
+            "reaper_requeues",
+            "Jobs whose lease ran out and which the reaper gave back to the queue.",
+            labels=_BY_STAGE,
+        )
+        self.failures = CounterMetricFamily(
+            "reaper_failures",
+            "Jobs whose lease ran out and which the reaper failed.",
+            labels=_BY_STAGE,
+        )
+        self.worker_lost = CounterMetricFamily(
+            "jobreaper_worker_lost",
+            "Jobs taken back at once from a worker that was seen to die.",
+            labels=[*_BY_STAGE, "outcome"],
+        )
+        self.stale_writes = CounterMetricFamily(
+            "jobreaper_stale_writes",
+            "Writes of workers that had lost the lease, all rejected.",
+            labels=["table"],
+        )
+        self.held = CounterMetricFamily(
+            "reaper_held", "Passes that reaped nothing, on purpose, after a restart of PostgreSQL."
+        )
+        self.scans = SummaryMetricFamily(
+            "reaper_scan_duration_seconds",
+            "How long the passes took over a table.",
+            labels=["table"],
+        )
+        self.latency = SummaryMetricFamily(
+            "reaper_detection_latency_seconds",
+            "From the end of a lease to the pass that noticed it.",
+        )
+        self.last_success = GaugeMetricFamily(
+            "reaper_last_success_timestamp_seconds",
+            "When a pass last left nothing undone; of several tables the one longest ago.",
+        )
+        self.jobs = GaugeMetricFamily(
+            "jobreaper_jobs",
+            "Unfinished jobs, exact to 100,000, then estimated.",
+            labels=["table", "status"],
+        )
+        self.leases = GaugeMetricFamily(
+            "jobreaper_leases",
+            "Running jobs by the state of their lease.",
+            labels=["table", "state"],
+        )
+        self.oldest_due = GaugeMetricFamily(
+            "jobreaper_oldest_due_age_seconds",
+            "How long the oldest job that may be claimed has waited, 0 where there is none.",
+            labels=["table"],
+        )
+        self.up = GaugeMetricFamily(
+            "jobreaper_up",
+            "Whether every database answered; if not, what is missing is unknown.",
+        )
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(vars(self).values())
+
+    def fill(self, readings: Collection[Reading]) -> None:
+        """Take in what the databases answered."""
+        self._fill_totals([reading for reading in readings if reading.sums is not None])
+        if all(reading.sums is not None for reading in readings):
+            self._fill_sums_over_all(readings)
+        self._fill_standings(readings)
+
+    def _fill_totals(self, readings: Collection[Reading]) -> None:
+        counts: Counter[tuple[str, str, str]] = Counter()
+        microseconds: Counter[str] = Counter()
+        stages = defaultdict(set)
+        for reading in readings:
+            for table in reading.tables:
+                stages[table].update(totals.known_stages())
+            for total in reading.sums_of_tables:
+                counts[total.name, total.table, total.stage] += total.count
+                stages[total.table].add(total.stage)
+                if total.name == Counted.SCANS:
+                    microseconds[total.table] += total.microseconds
+        for table in sorted(stages):
+            # With a sample before the first event, PromQL's increase() sees that event too.
+            for stage in sorted(stages[table]):
+                for name, family, outcome in (
+                    (Counted.REQUEUES, self.requeues, []),
+                    (Counted.FAILURES, self.failures, []),
+                    (Counted.LOST_AND_REQUEUED, self.worker_lost, ["requeued"]),
+                    (Counted.LOST_AND_FAILED, self.worker_lost, ["failed"]),
+                ):
+                    family.add_metric([table, stage, *outcome], counts[name, table, stage])
+            self.stale_writes.add_metric([table], counts[Counted.STALE_WRITES, table, ""])
+            self.scans.add_metric(
+                [table],
+                count_value=counts[Counted.SCANS, table, ""],
+                sum_value=microseconds[table] / MICROSECONDS,
+            )
+
+    def _fill_sums_over_all(self, readings: Collection[Reading]) -> None:
+        """Fill in the metrics without labels, which a missing database would make go down."""
+        sums = [total for reading in readings for total in reading.sums_of_tables]
+        reaped = [total for total in sums if total.name in (Counted.REQUEUES, Counted.FAILURES)]
+        self.latency.add_metric(
+            [],
+            count_value=sum(total.count for total in reaped),
+            sum_value=sum(total.microseconds for total in reaped) / MICROSECONDS,
+        )
+        successes = [total.last_at for total in sums if total.name == Counted.CLEAN_SCANS]
+        self.last_success.add_metric([], min(successes, default=0))
+        everything = [total for reading in readings for total in reading.sums or ()]
+        held = [total.count for total in everything if total.name == Counted.HELD_PASSES]
+        self.held.add_metric([], sum(held))
+
+    def _fill_standings(self, readings: Collection[Reading]) -> None:
+        jobs: Counter[tuple[str, str]] = Counter()
+        leases: Counter[tuple[str, str]] = Counter()
+        oldest: dict[str, float] = {}
+        for reading in readings:
+            for table, standing in reading.standings.items():
+                jobs[table, Status.QUEUED] += standing.queued
+                jobs[table, Status.PROCESSING] += sum(standing.leases.values())
+                for state, count in standing.leases.items():
+                    leases[table, state] += count
+                if standing.oldest_due_sec is not None:
+                    oldest[table] = max(oldest.get(table, 0.0), standing.oldest_due_sec)
+        for labels, count in jobs.items():
+            self.jobs.add_metric(labels, count)
+        for labels, count in leases.items():
+            self.leases.add_metric(labels, count)
+        for table, seconds in oldest.items():
+            self.oldest_due.add_metric([table], seconds)
+
+
+collector: Final = JobreaperCollector()
+
+
+def register() -> None:
+    """Add the collector to what every page of this process serves; called once, at start-up."""
+    REGISTRY.register(collector)
+    for signal in (signals.job_reaped, signals.pass_finished):
+        signal.connect(collector.forget, dispatch_uid="jobreaper.metrics.prometheus")
+
+
+def metrics(request: HttpRequest) -> HttpResponse:
+    """The package's own metrics as a page, for projects that have none for all metrics or run
+    prometheus_client in its multi-process mode, where collectors are not served.
+    """
+    own = CollectorRegistry()
+    own.register(collector)
+    return HttpResponse(generate_latest(own), content_type=CONTENT_TYPE_LATEST)
