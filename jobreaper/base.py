@@ -48,6 +48,15 @@ def default_max_attempts() -> int:
     return conf.settings().max_attempts
 
 
+def own_field_names(model: type[models.Model]) -> list[str]:
+    """Return the fields that a save of a job may write: those that are not the protocol's."""
+    return [
+        field.name
+        for field in model._meta.concrete_fields
+        if field.name not in PROTOCOL_FIELDS and not field.primary_key and not field.generated
+    ]
+
+
 class LeaseIndex(models.Index):
     """An index whose name may be as long as PostgreSQL allows: it holds the table's name."""
 
@@ -223,11 +232,9 @@ class LeasedJob(models.Model):
             super().save(*args, **kwargs)
             return
         if kwargs.get("update_fields") is None:
-            left_alone = PROTOCOL_FIELDS | self.get_deferred_fields()
+            deferred = self.get_deferred_fields()
             kwargs["update_fields"] = [
-                field.name
-                for field in self._meta.concrete_fields
-                if field.name not in left_alone and not field.primary_key and not field.generated
+                name for name in own_field_names(type(self)) if name not in deferred
             ]
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         self._lease.save_job(using, lambda: super(LeasedJob, self).save(*args, **kwargs))

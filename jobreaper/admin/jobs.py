@@ -28,7 +28,7 @@ from jobreaper.admin.verbs import (
     ask_then_change,
 )
 from jobreaper.admin.words import badge, duration, shortened
-from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet
+from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
 from jobreaper.models import Job
 from jobreaper.states import LeaseState, Status
 from jobreaper.tables import table_of
@@ -217,15 +217,7 @@ class LeasedJobAdmin(LargeTableAdmin):
         was read, and that lease must not be written over.
         """
         if change:
-            obj.save(
-                update_fields=[
-                    field.name
-                    for field in self.opts.concrete_fields
-                    if field.name not in PROTOCOL_FIELDS
-                    and not field.primary_key
-                    and not field.generated
-                ]
-            )
+            obj.save(update_fields=own_field_names(self.model))
         else:
             super().save_model(request, obj, form, change)
 
