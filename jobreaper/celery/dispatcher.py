@@ -7,7 +7,8 @@ message that is lost expires, and the job is sent again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from celery import Celery, current_app
 from celery.exceptions import OperationalError as BrokerError
-from django.db import models, transaction
+from django.db import Error, models, transaction
 from django.utils.module_loading import autodiscover_modules
 
 from jobreaper import conf
@@ -66,22 +67,25 @@ def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
         if not isinstance(task, LeasedTask):
             continue
         try:
-            if task.job_model() is not model:
+            if task.job_model()._meta.concrete_model is not model:
                 continue
         except ConfigurationError as error:
-            logger.error("%s", error)
+            _complain(str(error))
             continue
         if task.stage in found:
-            logger.error(
-                "%s and %s both handle stage %r of %s; the first is used",
-                found[task.stage].name,
-                name,
-                task.stage,
-                model._meta.label,
+            _complain(
+                f"{found[task.stage].name} and {name} both handle stage {task.stage!r} of "
+                f"{model._meta.label}; the first is used"
             )
             continue
         found[task.stage] = task
     return found
+
+
+@cache
+def _complain(message: str) -> None:
+    """Log what is wrong with a declaration, once and not every few seconds."""
+    logger.error(message)
 
 
 @cache
@@ -100,21 +104,20 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
     ``batch_size`` of each table.
 
     Any number of dispatchers may run at once: a job is sent by one of them. With the broker away
-    the jobs stay queued and the error is in the result.
+    the jobs stay queued. One table's trouble stops no other, and is in the result.
     """
     result = DispatchResult()
     for table in job_tables():
         tasks = handlers(table.model)
-        _report_unhandled(table, tasks, result)
         if not tasks:
             continue
         stages = None if None in tasks else list(tasks)
         try:
-            result.sent[table.name] = _send(
-                table, tasks, _mark(table, {"id": None, "n": batch_size, "stages": stages})
-            )
-        except BrokerError as error:
-            logger.error("the broker did not take the jobs of %s: %s", table.name, error)
+            _report_unhandled(table, tasks, result)
+            due = _mark(table, {"id": None, "n": batch_size, "stages": stages})
+            result.sent[table.name] = _send(table, tasks, due)
+        except (BrokerError, Error, ConfigurationError) as error:
+            logger.error("jobs of %s were not sent: %s", table.name, error)
             result.errors.append(f"{table.name}: {error}")
     return result
 
@@ -134,7 +137,7 @@ def dispatch_job(model: type[models.Model], pk: object, *, pooled: bool = True) 
     try:
         return bool(_send(table, tasks, _mark(table, params), pooled))
     except BrokerError as error:
-        logger.error("the broker did not take %s %s: %s", table.name, pk, error)
+        logger.error("%s %s was not sent: %s", table.name, pk, error)
         return False
 
 
@@ -167,39 +170,67 @@ def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
 
 def _send(
     table: JobTable,
-    tasks: dict[str | None, LeasedTask],
-    due: Sequence[Due],
+    tasks: Mapping[str | None, LeasedTask],
+    due: Iterable[Due],
     pooled: bool = True,
 ) -> int:
-    """Send the messages and return how many; those that the broker did not take are unmarked."""
-    if not due:
-        return 0
+    """Send the messages and return how many.
+
+    Jobs that the broker did not take are unmarked. One that cannot be sent for a reason of its own,
+    such as a queue that is declared otherwise, stays marked: it is tried again with those sent
+    lately, and stands in nobody's way until then.
+
+    Raises:
+        BrokerError: the broker is away.
+    """
     sent = 0
+    waiting = deque(due)
     try:
-        with _producer(pooled) as producer:
-            for job in due:
-                task = tasks.get(job.stage) or tasks[None]
-                policy = conf.settings().policy(job.stage)
-                options = {"queue": policy.queue, "priority": policy.priority}
-                task.apply_async(
-                    args=[job.pk],
-                    producer=producer,
-                    expires=conf.settings().dispatch_again_sec,
-                    retry=False,
-                    **{name: value for name, value in options.items() if value is not None},
-                )
-                sent += 1
+        while waiting:
+            try:
+                with _producer(pooled) as producer:
+                    while waiting:
+                        _publish(producer, tasks, waiting[0])
+                        waiting.popleft()
+                        sent += 1
+            except _ConnectionDied:
+                if not pooled:
+                    raise
+                # It may have been dead in the pool for long. A new one shows whether the broker is.
+                pooled = False
+            except BrokerError:
+                raise
+            except Exception:
+                logger.exception("cannot send %s %s", table.name, waiting.popleft().pk)
     finally:
-        if unsent := due[sent:]:
+        if waiting:
             fetch(
                 table.connection(),
                 table.statement("undo_dispatch"),
                 {
-                    "ids": [job.pk for job in unsent],
-                    "dispatched_at": [job.dispatched_at for job in unsent],
+                    "ids": [job.pk for job in waiting],
+                    "dispatched_at": [job.dispatched_at for job in waiting],
                 },
             )
     return sent
+
+
+def _publish(producer: Any, tasks: Mapping[str | None, LeasedTask], job: Due) -> None:
+    task = tasks.get(job.stage) or tasks[None]
+    settings = conf.settings()
+    policy = settings.policy(job.stage)
+    options: dict[str, Any] = {"queue": policy.queue, "priority": policy.priority}
+    task.apply_async(
+        args=(job.pk,),
+        producer=producer,
+        expires=settings.dispatch_again_sec,
+        retry=False,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+
+
+class _ConnectionDied(BrokerError):
+    """A connection that stood has gone."""
 
 
 @contextmanager
@@ -210,32 +241,36 @@ def _producer(pooled: bool) -> Iterator[Any]:
     Raises:
         BrokerError: the broker could not be reached or went away.
     """
-    source = current_app.pool.acquire(block=True) if pooled else current_app.connection_for_write()
+    app: Any = current_app
+    if app.conf.task_always_eager:  # as in users' tests, which have no broker
+        yield None
+        return
+    source = app.pool.acquire(block=True) if pooled else app.connection_for_write()
     with source as connection:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0.5)
-            yield current_app.amqp.Producer(connection)
-        except (OSError, *connection.connection_errors, *connection.channel_errors) as error:
-            # So that the pool does not hand out the broken connection again.
-            connection.collapse()
+        except Exception as error:
             raise BrokerError(str(error)) from error
+        try:
+            yield app.amqp.Producer(connection)
+        except Exception as error:
+            # So that the pool does not hand out a broken connection or channel again.
+            connection.collapse()
+            if isinstance(error, (OSError, *connection.connection_errors)):
+                raise _ConnectionDied(str(error)) from error
+            raise
 
 
 def _report_unhandled(
     table: JobTable, tasks: dict[str | None, LeasedTask], result: DispatchResult
 ) -> None:
     """Name the stages whose jobs wait for a task. A table without any task has other workers."""
-    if not tasks or None in tasks:
-        return
-    connection = table.connection()
-    rows = fetch(
-        connection,
-        table.statement("unhandled"),
-        {"stages": [stage for stage in tasks if stage], "most": MOST_UNHANDLED},
-    )
+    handled = {"stages": [stage for stage in tasks if stage], "most": MOST_UNHANDLED}
+    statement = table.statement("unhandled")
+    rows = [] if None in tasks else fetch(table.connection(), statement, handled)
     if rows:
         result.unhandled[table.name] = dict(rows)
     stages = frozenset(stage for stage, _ in rows)
-    if stages != _reported.get(table.name, frozenset()):
+    if stages - _reported.get(table.name, frozenset()):
         logger.warning("no task handles these stages of %s: %s", table.name, dict(rows))
     _reported[table.name] = stages

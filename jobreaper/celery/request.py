@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 class LeasedRequest(Request):
     """A message of a ``LeasedTask`` in the worker's main process."""
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
+    worker_pid: Any  # celery-types takes pids for text
+
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """A child has taken the message: watch the child from now on."""
         super().on_accepted(pid, time_accepted)
         children.watch(pid)
@@ -73,7 +75,7 @@ class LeasedRequest(Request):
     def _cancel_job(self) -> None:
         try:
             control.cancel(
-                self.task.job_model(),
+                self.task.job_model(),  # type: ignore[attr-defined]
                 self.args,
                 by=self.hostname,
                 reason="revoked",

@@ -99,7 +99,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
                 self._finish(lease, result)
             return result
 
-    def retry(  # type: ignore[override]
+    def retry(
         self,
         args: Any = None,
         kwargs: Any = None,
@@ -163,7 +163,8 @@ def _end(lease: Lease, error: BaseException) -> bool:
         control.cancel(model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED)
         return False
     if isinstance(error, Reject):
-        return lease.fail("Reject", str(error.reason), retry=bool(error.requeue))
+        reason, requeue = error.args
+        return lease.fail("Reject", str(reason), retry=bool(requeue))
     if not _was_told_to_stop(error):
         # Even the function's own sys.exit(): released, the job would run for ever.
         return lease.fail(error)
@@ -179,9 +180,9 @@ def _was_told_to_stop(error: BaseException) -> bool:
     if isinstance(error, WorkerShutdown | WorkerTerminate):
         return True
     # billiard sets this in the handler that raises SystemExit in a pool's child.
-    from billiard import common
+    from billiard.common import _should_have_exited  # type: ignore[attr-defined]
 
-    return isinstance(error, SystemExit) and bool(common._should_have_exited[0])
+    return isinstance(error, SystemExit) and bool(_should_have_exited[0])
 
 
 def _seconds_until(when: Any) -> float | None:
