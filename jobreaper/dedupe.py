@@ -44,8 +44,8 @@ def sorted_json(value: Any) -> str:
         raise BadPayload("payload is nested too deeply, or contains itself") from None
 
 
-def stored_json(payload: Any) -> str:
-    """Return the payload as JSON text that PostgreSQL can keep as it is.
+def check_payload(payload: Any) -> None:
+    """Return if the payload is JSON that PostgreSQL can keep as it is.
 
     Raises:
         BadPayload: it is not JSON, or has text that PostgreSQL cannot store.
@@ -54,7 +54,6 @@ def stored_json(payload: Any) -> str:
         raise BadPayload(
             f"payload has the character {unstorable[1]} in its text, which PostgreSQL cannot store"
         )
-    return json.dumps(payload)
 
 
 def _write(value: Any, place: str) -> str:

@@ -111,12 +111,12 @@ class Heart:
         self._thread: threading.Thread | None = None
         self._next_beat = 0.0
 
-    def add(self, lease: Beatable) -> None:
-        """Beat ``lease`` until it is removed or wants no more beats."""
+    def add(self, *leases: Beatable) -> None:
+        """Beat ``leases`` until they are removed or want no more beats."""
         with self._changed:
-            soonest = local_clock() + _interval_sec([lease])
+            soonest = local_clock() + _interval_sec(leases)
             self._next_beat = min(self._next_beat, soonest) if self._leases else soonest
-            self._leases.add(lease)
+            self._leases.update(leases)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="jobreaper-heartbeat", daemon=True
@@ -124,10 +124,10 @@ class Heart:
                 self._thread.start()
             self._changed.notify()
 
-    def remove(self, lease: Beatable) -> None:
-        """Stop beating ``lease``."""
+    def remove(self, *leases: Beatable) -> None:
+        """Stop beating ``leases``."""
         with self._changed:
-            self._leases.discard(lease)
+            self._leases.difference_update(leases)
 
     def stop(self, timeout_sec: float = 5) -> None:
         """Forget every lease and end the thread, for a process that goes on without it."""

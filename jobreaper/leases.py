@@ -63,6 +63,8 @@ class Lease:
         self._claim_is_committed = False
         self._ending = False
         self._lock = threading.Lock()
+        # Whether it was claimed, and is told of, together with others.
+        self.in_batch = False
         # Called once, from whichever thread finds the lease lost.
         self.on_lost: Callable[[LeaseLost], None] | None = None
 
@@ -318,6 +320,23 @@ class Lease:
             )
             raise self._lost_error(f"{verb} was rejected", status, epoch)
 
+    def ended(self) -> None:
+        """Take in that a statement for many leases has ended this one."""
+        self._closed = True
+
+    def rejected(self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool) -> None:
+        """Take in that a statement for many leases left this one out, since it is not ours any
+        more; return where an earlier try of that statement had ended it.
+
+        Raises:
+            LeaseLost: it is lost.
+        """
+        try:
+            self._reject(connection, verb, tried_before)
+        except LeaseLost as error:
+            self._lost = self._lost or error
+            raise
+
     def _close(self, connection: BaseDatabaseWrapper, event: dict[str, Any]) -> None:
         def close() -> None:
             self._closed = True
@@ -356,7 +375,8 @@ def claim(model: type[models.Model], pk: object, *, worker: str | None = None) -
         ValueError, ValidationError: ``pk`` cannot be a key of it.
     """
     table = table_of(model)
-    leases = take(table, worker, {"id": table.prepare_pk(pk), "n": 1, "stages": None})
+    key = table.prepare_pk(pk)
+    leases = _announced(take(table, worker, {"id": key, "n": 1, "stages": None}))
     return leases[0] if leases else None
 
 
@@ -379,11 +399,18 @@ def claim_next(
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     wanted = None if stages is None else list(stages)
-    return take(table_of(model), worker, {"id": None, "n": n, "stages": wanted})
+    return _announced(take(table_of(model), worker, {"id": None, "n": n, "stages": wanted}))
+
+
+def _announced(leases: list[Lease]) -> list[Lease]:
+    for lease in leases:
+        send = partial(signals.job_claimed.send_robust, lease.table.model, lease=lease)
+        on_commit(lease.table.connection(lease.alias), send)
+    return leases
 
 
 def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list[Lease]:
-    """Send a claim and return the leases it took.
+    """Send a claim and return the leases it took; announcing them is left to the caller.
 
     ``params`` are ``id``, ``n``, ``stages`` and, where the table has types, ``types``.
     """
@@ -433,10 +460,7 @@ def _send_claim(
             leases.append(lease)
         return leases
 
-    leases = retrying(connection, send)
-    for lease in leases:
-        on_commit(connection, partial(signals.job_claimed.send_robust, table.model, lease=lease))
-    return leases
+    return retrying(connection, send)
 
 
 @contextmanager

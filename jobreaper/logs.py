@@ -14,6 +14,7 @@ from typing import Any
 from jobreaper import signals
 
 leases = logging.getLogger("jobreaper.leases")
+queue = logging.getLogger("jobreaper.queue")
 heart = logging.getLogger("jobreaper.heartbeat")
 reaper = logging.getLogger("jobreaper.reaper")
 control = logging.getLogger("jobreaper.control")
@@ -27,6 +28,9 @@ def connect() -> None:
         (signals.job_retried, _retried),
         (signals.job_failed, _failed),
         (signals.job_released, _released),
+        (signals.jobs_enqueued, _enqueued),
+        (signals.jobs_claimed, _claimed_many),
+        (signals.jobs_finished, _finished_many),
         (signals.lease_lost, _lost),
         (signals.stale_write_rejected, _rejected),
         (signals.heartbeat_failed, _beat_failed),
@@ -34,7 +38,7 @@ def connect() -> None:
         (signals.job_changed_by_hand, _changed_by_hand),
         (signals.pass_finished, _pass_finished),
     ):
-        signal.connect(receiver, dispatch_uid=f"jobreaper.logs.{receiver.__name__}")
+        signal.connect(receiver, dispatch_uid=f"{signals.BATCH_UID}{receiver.__name__}")
 
 
 def _log(logger: logging.Logger, level: int, event: str, **pairs: Any) -> None:
@@ -62,12 +66,45 @@ def _of(lease: Any) -> dict[str, Any]:
 
 
 def _claimed(lease: Any, **_: Any) -> None:
-    _log(leases, logging.INFO, "job_claimed", **_of(lease))
+    if not lease.in_batch:
+        _log(leases, logging.INFO, "job_claimed", **_of(lease))
 
 
 def _finished(lease: Any, details: Any, **_: Any) -> None:
+    if lease.in_batch:
+        return
     duration = {"duration_ms": details["duration_ms"]}
     _log(leases, logging.INFO, "job_finished", **_of(lease), **duration)
+
+
+def _enqueued(pks: Any, **_: Any) -> None:
+    if len(pks) == 1:
+        _log(queue, logging.INFO, "job_enqueued", job=pks[0])
+    else:
+        _log(queue, logging.INFO, "jobs_enqueued", count=len(pks))
+
+
+def _claimed_many(leases: Any, **_: Any) -> None:
+    _batch("claimed", leases)
+
+
+def _finished_many(leases: Any, **_: Any) -> None:
+    _batch("finished", leases)
+
+
+def _batch(did: str, held: Any) -> None:
+    """Log one line for a batch, and one for each of its jobs at level DEBUG: a fast worker would
+    spend most of its time on INFO lines.
+    """
+    first = held[0]
+    if len(held) == 1:
+        _log(leases, logging.INFO, f"job_{did}", **_of(first))
+        return
+    pairs = {"table": first.table.name, "count": len(held), "worker": first.worker}
+    _log(leases, logging.INFO, f"jobs_{did}", **pairs)
+    if leases.isEnabledFor(logging.DEBUG):
+        for lease in held:
+            _log(leases, logging.DEBUG, f"job_{did}", **_of(lease))
 
 
 def _why(details: Any) -> dict[str, Any]:

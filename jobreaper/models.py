@@ -23,7 +23,7 @@ class Digest(Func):
     """SHA-256 of a text: what stands in the index for a key of any length."""
 
     # convert_to() would be clearer, and PostgreSQL does not let an index depend on it.
-    template = r"sha256(decode(replace(%(expressions)s, '\', '\\'), 'escape'))"
+    template = sql.source("fragments/digest").strip().format(text="%(expressions)s")
     output_field = models.BinaryField()
 
 
@@ -129,7 +129,7 @@ class JobEventQuerySet(models.QuerySet["JobEvent"]):
             )
             .annotate(
                 runs=Count("*"),
-                failures=Count("*", filter=Q(type__in=FAILED_RUNS)),
+                failures=Count("pk", filter=Q(type__in=FAILED_RUNS)),
                 seconds=Sum(RawSQL(sql.source("fragments/measured_seconds"), [])),  # noqa: S611
             )
             .order_by("day", "table", "org_id", "job_type")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, LiteralString
 
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
@@ -27,8 +27,13 @@ _FRAGMENTS: Final = (
     "claimed_columns",
     "backoff",
     "unlock",
+    "attempt_columns",
     "attempt",
+    "attempts",
     "attempt_details",
+    "finished",
+    "released",
+    "unended",
     "chosen",
     "lost_columns",
     "verdict",
@@ -103,6 +108,8 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
         **_common_parts(table),
         "id": Identifier(table.key_columns[0]),
         "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
+        "metered_columns": _of_metered(table, "job.{0} AS {0},"),
+        "metered_details": _of_metered(table, "{1}, attempt.{0},"),
         "priority": SQL("job.priority DESC, " if table.has("priority") else ""),
         "table_ttl_sec": SQL("{}::float8").format(Literal(table.ttl_sec)),
         # Of a row of the table, and of a row of an expression in the protocol's own names.
@@ -129,6 +136,12 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
     for name in _DUE:
         parts[name] = _due(table, parts, name)
     return parts
+
+
+def _of_metered(table: JobTable, pattern: LiteralString) -> Composable:
+    """Return what metering wants of a job, where the table has it: whose it was, and what."""
+    names = [name for name in ("org_id", "type") if table.has(name)]
+    return SQL("\n").join([SQL(pattern).format(Identifier(n), Literal(n)) for n in names])
 
 
 def limited(table: JobTable, name: str) -> str:

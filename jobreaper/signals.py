@@ -8,12 +8,15 @@ beat or a pass goes on.
 ==========================  ====================================================================
 signal                      arguments
 ==========================  ====================================================================
+jobs_enqueued               pks (of jobs made by one statement, in the order given)
 job_claimed                 lease
 run_started                 lease
 run_ended                   lease, error (what left the block, ``None`` where nothing did)
 job_finished                lease, details
 job_retried, job_failed     lease, details (``fail_code``, ``fail_reason``, ``duration_ms`` …)
 job_released                lease, details
+jobs_claimed                leases (that ``manage.py work`` took with one statement)
+jobs_finished               leases (that it finished with one statement)
 lease_lost                  lease, reason (``"heartbeat"`` or ``"clock"``), status, epoch
 stale_write_rejected        lease, verb, status, epoch
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
@@ -22,15 +25,29 @@ job_changed_by_hand         table, pk, event, by, reason
 pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
-Inside a transaction of the caller's the ``job_*`` signals are sent on commit, so a finish or a reap
-that is rolled back is never announced. ``stale_write_rejected`` is sent at once, and so are
-``run_started`` and ``run_ended``: in the thread that enters and leaves a ``with lease`` block.
+Inside a transaction of the caller's the ``job_*`` and ``jobs_*`` signals are sent on commit, so a
+finish or a reap that is rolled back is never announced. ``stale_write_rejected`` is sent at once.
+``run_started`` and ``run_ended`` are too, in the thread that enters and leaves a ``with lease`` block.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from django.dispatch import Signal
 
+# The package's own receivers of a signal a job, which take batches as a whole, are known by this.
+BATCH_UID: Final = "jobreaper.logs."
+
+
+def wanted_one_by_one(signal: Signal) -> bool:
+    """Return whether a signal must be sent for each job of a batch: somebody listens to it besides
+    the log. At ten thousand jobs a second that is a fifth of their price.
+    """
+    return any(not str(key[0]).startswith(BATCH_UID) for key, *_ in signal.receivers)
+
+
+jobs_enqueued = Signal()
 job_claimed = Signal()
 run_started = Signal()
 run_ended = Signal()
@@ -38,6 +55,8 @@ job_finished = Signal()
 job_retried = Signal()
 job_failed = Signal()
 job_released = Signal()
+jobs_claimed = Signal()
+jobs_finished = Signal()
 lease_lost = Signal()
 stale_write_rejected = Signal()
 heartbeat_failed = Signal()

@@ -121,6 +121,13 @@ class AttemptsCounted(StrEnum):
     REAP = "reap"
 
 
+class Dedupe(StrEnum):
+    """What becomes of a new job whose key a queued or processing job has."""
+
+    SKIP = "skip"
+    REPLACE = "replace"
+
+
 class Trigger(StrEnum):
     """Who asked for a pass."""
 

@@ -75,6 +75,7 @@ def test_a_finish_leaves_one_event_with_who_and_how_long(jobs: Rows) -> None:
             "attempt": 2,
             "epoch": 1,
             "claimed_at": iso(before["claimed_at"]),
+            "queue_wait_ms": None,
         },
         "at": iso(jobs.row(lease.pk)["finished_at"]),
     }
@@ -108,6 +109,7 @@ def test_a_failed_attempt_goes_back_with_its_backoff(jobs: Rows) -> None:
         "attempt",
         "epoch",
         "claimed_at",
+        "queue_wait_ms",
         "duration_ms",
         "fail_code",
         "fail_reason",

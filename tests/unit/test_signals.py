@@ -14,14 +14,19 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 from jobreaper import LeaseLost, cancel, claim, reap, signals
+from jobreaper.lease_groups import claim_group, finish_group
 from jobreaper.leases import Lease
+from jobreaper.models import Job as QueueJob
+from jobreaper.queue import enqueue
 from jobreaper.reaper import PassResult
+from jobreaper.tables import table_of
 from project.media.models import Job
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 # As the table in `jobreaper.signals` has them.
 ARGUMENTS: dict[str, set[str]] = {
+    "jobs_enqueued": {"pks"},
     "job_claimed": {"lease"},
     "run_started": {"lease"},
     "run_ended": {"lease", "error"},
@@ -29,6 +34,8 @@ ARGUMENTS: dict[str, set[str]] = {
     "job_retried": {"lease", "details"},
     "job_failed": {"lease", "details"},
     "job_released": {"lease", "details"},
+    "jobs_claimed": {"leases"},
+    "jobs_finished": {"leases"},
     "lease_lost": {"lease", "reason", "status", "epoch"},
     "stale_write_rejected": {"lease", "verb", "status", "epoch"},
     "heartbeat_failed": {"alias", "table", "error", "leases"},
@@ -96,6 +103,8 @@ def do_everything() -> None:
         lost.finish()
     cancel(Job, [lost.pk], by="ann")
     miss_a_beat()
+    enqueue("mail")
+    finish_group(claim_group(table_of(QueueJob), 1))
 
 
 def miss_a_beat() -> None:
@@ -129,7 +138,7 @@ def test_each_signal_brings_what_the_table_says(heard: Heard) -> None:
     assert set(names(heard)) == set(ARGUMENTS)
     for name, sender, arguments in heard:
         assert set(arguments) == ARGUMENTS[name], name
-        assert sender is (PassResult if name == "pass_finished" else Job)
+        assert sender in ((PassResult,) if name == "pass_finished" else (Job, QueueJob))
 
 
 def test_a_receiver_that_raises_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,145 @@
+"""Many leases of one worker, taken by one statement and ended by another.
+
+A round trip and a commit for each job would set the pace of quick ones; here it is the database's
+and the handlers' work that does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.dispatch import Signal
+
+from jobreaper import heartbeat, signals
+from jobreaper.db import fetch, retrying
+from jobreaper.exceptions import LeaseLost
+from jobreaper.leases import Lease, take
+from jobreaper.tables import JobTable
+from jobreaper.worker import local_clock
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One attempt in this process. Moments are seconds of the local clock."""
+
+    lease: Lease
+    claimed_at: float
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass
+class Ending:
+    """What became of a group of runs. ``locked`` are to be tried again: some other transaction has
+    locked their row.
+    """
+
+    ended: list[Run] = field(default_factory=list)
+    lost: list[Run] = field(default_factory=list)
+    locked: list[Run] = field(default_factory=list)
+
+
+def claim_group(
+    table: JobTable,
+    n: int,
+    *,
+    types: Iterable[str] | None = None,
+    stages: Iterable[str] | None = None,
+) -> list[Run]:
+    """Take the leases of at most ``n`` due jobs and beat them until they are ended."""
+    claimed_at = local_clock()
+    wanted = {
+        "types": None if types is None else list(types),
+        "stages": None if stages is None else list(stages),
+    }
+    leases = take(table, None, {"id": None, "n": n, **wanted})
+    for lease in leases:
+        lease.in_batch = True
+    if leases:
+        heartbeat.heart.add(*leases)
+        signals.jobs_claimed.send_robust(table.model, leases=leases)
+        if signals.wanted_one_by_one(signals.job_claimed):
+            for lease in leases:
+                signals.job_claimed.send_robust(table.model, lease=lease)
+    return [Run(lease, claimed_at) for lease in leases]
+
+
+def finish_group(runs: Sequence[Run]) -> Ending:
+    """Finish the jobs of ``runs``, each as ``Lease.finish()`` would."""
+    ending = _end("finish", runs, signals.job_finished)
+    if ending.ended:
+        leases = [run.lease for run in ending.ended]
+        signals.jobs_finished.send_robust(leases[0].table.model, leases=leases)
+    return ending
+
+
+def release_group(runs: Sequence[Run]) -> Ending:
+    """Give the jobs of ``runs``, none of which has started, back as ``Lease.release()`` would."""
+    now = local_clock()
+    for run in runs:
+        run.started_at = run.ended_at = now
+    return _end("release", runs, signals.job_released)
+
+
+def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
+    ending = Ending()
+    if not runs:
+        return ending
+    table, alias = runs[0].lease.table, runs[0].lease.alias
+    connection = table.connection(alias)
+    announced = verb != "finish" or signals.wanted_one_by_one(signal)
+    params = {
+        "ids": [run.lease.key for run in runs],
+        "epochs": [run.lease.epoch for run in runs],
+        "waited_ms": [(run.started_at - run.claimed_at) * 1000 for run in runs],
+        "ran_ms": [(run.ended_at - run.started_at) * 1000 for run in runs],
+        "details": announced,
+    }
+    tried = False
+
+    def send(tried_before: bool) -> list[tuple[Any, ...]]:
+        nonlocal tried
+        tried = tried_before
+        return fetch(connection, table.statement(f"{verb}_many"), params)
+
+    details = {}
+    left_out = {}
+    for pk, held, event in retrying(connection, send):
+        if event is None:
+            left_out[pk] = held
+        else:
+            details[pk] = json.loads(event)["details"]
+    if not left_out:
+        ending.ended += runs
+    for run in runs if left_out else ():
+        held = left_out.get(str(run.lease.pk))
+        if held is None or (not held and _was_ended_before(run.lease, connection, verb, tried)):
+            ending.ended.append(run)
+        else:
+            (ending.locked if held else ending.lost).append(run)
+    for run in ending.ended:
+        run.lease.ended()
+    heartbeat.heart.remove(*(run.lease for run in (*ending.ended, *ending.lost)))
+    for run in ending.ended if details else ():
+        lease = run.lease
+        event_details = details.get(str(lease.pk), {})
+        signal.send_robust(table.model, lease=lease, details=event_details)
+    return ending
+
+
+def _was_ended_before(
+    lease: Lease, connection: BaseDatabaseWrapper, verb: str, tried: bool
+) -> bool:
+    """Return whether an earlier try of the statement ended the lease; where not, it is lost, and
+    the rejected write is put on record.
+    """
+    try:
+        lease.rejected(connection, verb, tried)
+    except LeaseLost:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""``manage.py work``: run due jobs of the ready-made table in this process."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+
+from jobreaper.exceptions import ConfigurationError
+from jobreaper.work import DEFAULT_BATCH, DEFAULT_POLL_SEC, Worker
+
+BAD_USAGE: Final = 2
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("it must be more than 0")
+    return number
+
+
+class Command(BaseCommand):
+    """Parses the arguments, works until told to stop, prints what was done."""
+
+    help = (
+        "Run due jobs by their handlers until SIGTERM or Ctrl-C: jobs that run then come to their "
+        "end, those that have not started go back to the queue."
+    )
+    requires_system_checks = ("jobreaper",)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--once", action="store_true", help="run what is due, then exit")
+        parser.add_argument(
+            "--concurrency",
+            type=_at_least_one,
+            default=1,
+            metavar="N",
+            help="threads that run handlers (default: 1)",
+        )
+        parser.add_argument(
+            "--type",
+            action="append",
+            dest="types",
+            metavar="T",
+            help="only this type; may be given several times (default: all that have a handler)",
+        )
+        parser.add_argument(
+            "--stage",
+            action="append",
+            dest="stages",
+            metavar="S",
+            help="only this stage; may be given several times (default: all)",
+        )
+        parser.add_argument(
+            "--batch",
+            type=_at_least_one,
+            default=DEFAULT_BATCH,
+            metavar="N",
+            help=f"jobs a claim, at most (default: {DEFAULT_BATCH}; slow jobs are claimed singly)",
+        )
+        parser.add_argument(
+            "--poll",
+            type=_seconds,
+            default=DEFAULT_POLL_SEC,
+            metavar="SEC",
+            help=f"how often to look for jobs when idle (default: {DEFAULT_POLL_SEC:g})",
+        )
+        parser.add_argument(
+            "--no-listen",
+            action="store_false",
+            dest="listen",
+            help="do not LISTEN, as through pgbouncer in transaction mode",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Work."""
+        try:
+            worker = Worker(
+                types=options["types"],
+                stages=options["stages"],
+                concurrency=options["concurrency"],
+                batch=options["batch"],
+                poll_sec=options["poll"],
+                listen=options["listen"],
+            )
+        except ConfigurationError as error:
+            raise CommandError(str(error), returncode=BAD_USAGE) from error
+        unknown = set(options["types"] or ()) - set(worker.handlers)
+        if unknown or not worker.handlers:
+            missing = ", ".join(sorted(unknown)) or "any type"
+            raise CommandError(f"there is no handler for {missing}", returncode=BAD_USAGE)
+
+        def stop(number: int, _: object) -> None:
+            # Told twice, it ends at once; its leases run out.
+            signal.signal(number, signal.SIG_DFL)
+            worker.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        self.stderr.write(f"running {', '.join(sorted(worker.handlers))}")
+        tally = worker.run(once=options["once"])
+        self.stdout.write(
+            f"{tally.succeeded:,} succeeded, {tally.failed:,} failed, "
+            f"{tally.released:,} given back, {tally.lost:,} lost"
+        )

@@ -1,0 +1,276 @@
+"""Making jobs of the ready-made table, and ending them by id.
+
+A job is one INSERT, its event and a notification in one statement, in the caller's transaction: it
+is there when the caller's own writes are, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, partial
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+from psycopg.sql import SQL
+
+from jobreaper import conf, rendering, signals, sql
+from jobreaper.db import fetch, on_commit, retrying
+from jobreaper.dedupe import check_payload, make_dedupe_key
+from jobreaper.exceptions import LeaseLost
+from jobreaper.ids import new_id
+from jobreaper.leases import Lease
+from jobreaper.models import Job
+from jobreaper.states import Dedupe
+from jobreaper.tables import table_of
+from jobreaper.worker import worker_id
+
+# Rows of one statement of enqueue_many: some megabytes on their way, whatever their number.
+ROWS_A_STATEMENT: Final = 10_000
+
+SMALLEST_PRIORITY: Final = -(2**15)
+LARGEST_PRIORITY: Final = 2**15 - 1
+LARGEST_MAX_ATTEMPTS: Final = 2**31 - 1
+
+# The job in the new one's place may end between two tries, and again; not for ever.
+MOST_TRIES: Final = 100
+
+
+@dataclass
+class EnqueueResult:
+    """What ``enqueue_many`` did. ``ids`` are those of the jobs made, in the order given."""
+
+    made: int = 0
+    replaced: int = 0
+    skipped: int = 0
+    ids: list[UUID] = field(default_factory=list)
+
+
+def enqueue(
+    type: str,
+    payload: Any = None,
+    org_id: object = None,
+    run_at: datetime | None = None,
+    stage: str | None = None,
+    max_attempts: int | None = None,
+    priority: int = 0,
+    dedupe: str | None = None,
+    dedupe_key: str | None = None,
+) -> Job:
+    """Make a job, as part of the caller's transaction, and return it.
+
+    Args:
+        type: what to do; the handler is looked up by it.
+        payload: JSON for the handler, ``{}`` by default.
+        org_id: whose job it is, for metering and the dedupe key.
+        run_at: not before this time; a naive one is in the current time zone.
+        stage: picks the policy; the type by default.
+        max_attempts: ``JOB_MAX_ATTEMPTS`` by default.
+        priority: jobs of a higher priority are claimed first.
+        dedupe: what to do where a queued or processing job has the same key. ``None``: the new job
+            has no key and is never merged. ``"skip"``: that job is returned. ``"replace"``: a
+            queued one gets this payload, priority and time, and is returned; one that is running is
+            returned as it is.
+        dedupe_key: the key, in place of ``make_dedupe_key(type, org_id, payload)``.
+
+    Raises:
+        BadPayload: the payload is not JSON, or has text that cannot be stored.
+        ValueError: another argument is bad. Either way nothing was written.
+    """
+    row = _row(type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key)
+    table = table_of(Job)
+    connection = table.connection()
+    statement = _statement("enqueue", dedupe == Dedupe.REPLACE)
+    jobs = Job._base_manager.using(connection.alias)
+    for _ in range(MOST_TRIES):
+        found = retrying(
+            connection, lambda _: list(jobs.raw(statement, {"jobs": json.dumps([row])}))
+        )
+        if found:
+            break
+    else:
+        raise RuntimeError(f"the jobs with the key {row['dedupe_key']!r} end faster than one sees")
+    job: Job = found[0]
+    if job.__dict__.pop("is_new") is not None:
+        _announce([job.pk])
+    return job
+
+
+def enqueue_many(jobs: Iterable[Mapping[str, Any]], **common: Any) -> EnqueueResult:
+    """Make thousands of jobs with one statement, all or none of them, and count them.
+
+    Each of ``jobs`` has ``enqueue()``'s arguments by name; ``common`` are those that all share::
+
+        enqueue_many(({"payload": {"to": to}} for to in addresses), type="mail", dedupe="skip")
+
+    Where several have the same key, the first counts with ``"skip"`` and the last with
+    ``"replace"``.
+
+    Raises:
+        BadPayload, ValueError, TypeError: one of the jobs is bad; nothing was written.
+    """
+    result = EnqueueResult()
+    connection = table_of(Job).connection()
+    rows = (
+        (_row(**{**common, **job}), {**common, **job}.get("dedupe") == Dedupe.REPLACE)
+        for job in jobs
+    )
+    batches = _batches(rows)
+    first, second = next(batches, []), next(batches, [])
+    if not second:
+        _enqueue_batch(first, result)
+        return result
+    with transaction.atomic(using=connection.alias):
+        for batch in (first, second, *batches):
+            _enqueue_batch(batch, result)
+    return result
+
+
+def mark_success(id: object, *, epoch: int | None = None) -> None:
+    """Mark a running job as done, for callers that have its id and no ``Lease``.
+
+    ``epoch`` is the lease's, such as the caller's claim returned it: with it the write is fenced
+    as ``Lease.finish()`` is. Without it, whoever is running the job now is taken for the caller:
+    after a reap that may be another worker.
+
+    Raises:
+        LeaseLost: the job is not running, or not under ``epoch``; nothing was written.
+    """
+    _lease(id, epoch).finish()
+
+
+def mark_failure(id: object, error: str | BaseException, *, epoch: int | None = None) -> bool:
+    """End a running job's attempt as failed, as ``Lease.fail()`` does, and return whether it went
+    back to the queue. See ``mark_success`` for ``epoch``.
+
+    Raises:
+        LeaseLost: the job is not running, or not under ``epoch``; nothing was written.
+    """
+    lease = _lease(id, epoch)
+    return lease.fail(error) if isinstance(error, BaseException) else lease.fail("error", error)
+
+
+def _lease(id: object, epoch: int | None) -> Lease:
+    """Return the lease under which a job runs, or ran under ``epoch``."""
+    table = table_of(Job)
+    key = table.prepare_pk(id)
+    job = Job._base_manager.using(table.alias).filter(pk=key).first()
+    if job is None:
+        raise LeaseLost(f"there is no job {id}", table=table.name, pk=id)
+    if epoch is not None:
+        job.lease_epoch = epoch
+    forever = float("inf")
+    return Lease(table, table.alias, job, job.locked_by or worker_id(), forever, forever)
+
+
+def _row(
+    type: str,
+    payload: Any = None,
+    org_id: object = None,
+    run_at: datetime | None = None,
+    stage: str | None = None,
+    max_attempts: int | None = None,
+    priority: int = 0,
+    dedupe: str | None = None,
+    dedupe_key: str | None = None,
+) -> dict[str, Any]:
+    """Return a new job as a row of the statement's JSON, checked."""
+    payload = {} if payload is None else payload
+    check_payload(payload)
+    org_id = None if org_id is None else str(org_id)
+    key = None
+    if dedupe is not None:
+        if dedupe not in list(Dedupe):
+            raise ValueError(f"dedupe must be None, {', '.join(map(repr, Dedupe))}, not {dedupe!r}")
+        key = make_dedupe_key(type, org_id, payload) if dedupe_key is None else dedupe_key
+    for name, text in (("type", type), ("stage", stage), ("org_id", org_id), ("dedupe_key", key)):
+        if text is not None or name == "type":
+            _check_text(name, text)
+    if max_attempts is None:
+        max_attempts = conf.settings().max_attempts
+    _check_number("max_attempts", max_attempts, 1, LARGEST_MAX_ATTEMPTS)
+    _check_number("priority", priority, SMALLEST_PRIORITY, LARGEST_PRIORITY)
+    return {
+        "id": str(new_id()),
+        "type": type,
+        "stage": type if stage is None else stage,
+        "org_id": org_id,
+        "payload": payload,
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "run_at": None if run_at is None else _aware(run_at).isoformat(),
+        "dedupe_key": key,
+    }
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be text, and not empty: {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half a surrogate pair: {value!r}") from None
+    if "\x00" in value:
+        raise ValueError(f"{name} has a NUL character: {value!r}")
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _aware(moment: object) -> datetime:
+    if not isinstance(moment, datetime):
+        raise ValueError(f"run_at must be a datetime, not {moment!r}")
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+
+
+def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    while batch := list(islice(rows, ROWS_A_STATEMENT)):
+        yield batch
+
+
+def _enqueue_batch(batch: list[tuple[dict[str, Any], bool]], result: EnqueueResult) -> None:
+    kept = [row for row, replaces in batch if not replaces]
+    # A statement cannot replace the same row twice.
+    replacing = {row["dedupe_key"]: row for row, replaces in batch if replaces}
+    outcome: dict[str, bool] = {}
+    for rows, replaces in ((kept, False), (list(replacing.values()), True)):
+        if rows:
+            outcome |= _send(rows, replaces)
+    made = [UUID(row["id"]) for row, _ in batch if outcome.get(row["id"])]
+    result.ids += made
+    result.made += len(made)
+    result.replaced += len(outcome) - len(made)
+    result.skipped += len(batch) - len(outcome)
+
+
+def _send(rows: list[dict[str, Any]], replaces: bool) -> dict[str, bool]:
+    """Send the rows and return whether each job that was written is new, by its key."""
+    connection = table_of(Job).connection()
+    statement = _statement("enqueue_many", replaces)
+    found = retrying(connection, lambda _: fetch(connection, statement, {"jobs": json.dumps(rows)}))
+    if found:
+        _announce([pk for pk, _ in found])
+    return {str(pk): is_new for pk, is_new in found}
+
+
+def _announce(pks: list[UUID]) -> None:
+    send = partial(signals.jobs_enqueued.send_robust, Job, pks=pks)
+    on_commit(table_of(Job).connection(), send)
+
+
+@cache
+def _statement(name: str, replaces: bool) -> str:
+    parts = rendering.leased_parts(table_of(Job))
+    parts["digest"] = sql.compose("fragments/digest", {"text": SQL("dedupe_key")})
+    parts["digest_of_job"] = sql.compose("fragments/digest", {"text": SQL("job.dedupe_key")})
+    on_conflict = "or_replace" if replaces else "or_keep"
+    parts["on_conflict"] = sql.compose(f"fragments/{on_conflict}", parts)
+    parts["enqueued"] = sql.compose("fragments/enqueued", parts)
+    return sql.render(f"statements/{name}", parts)

@@ -1,0 +1,11 @@
+job.{id} AS id,
+job.{locked_by} AS locked_by,
+job.{stage} AS stage,
+job.{attempt_count} AS attempt_count,
+job.{max_attempts} AS max_attempts,
+job.{lease_epoch} AS lease_epoch,
+job.{claimed_at} AS claimed_at,
+{metered_columns}
+CASE WHEN isfinite(job.{next_earliest_run_at}) THEN
+    GREATEST(extract(epoch FROM job.{claimed_at} - job.{next_earliest_run_at}) * 1000, 0) END
+    AS due_to_claim_ms

@@ -1,0 +1,1 @@
+sha256(decode(replace({text}, '\', '\\'), 'escape'))

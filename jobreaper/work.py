@@ -1,0 +1,408 @@
+"""``manage.py work``: one process that claims jobs of the ready-made table, runs and ends them.
+
+The main thread talks to the database for all: it claims by the batch and ends by the group, while
+other threads run the handlers. What was measured, with PostgreSQL on the same two cores and jobs
+that do nothing: see docs/queue.md.
+
+A handler's writes and the end of its job are two transactions, unless the handler ends its lease in
+its own. A worker killed in between leaves a job that is done and not marked so, and it runs again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import psycopg
+from django.db import Error, close_old_connections, connections
+from psycopg.sql import SQL, Identifier
+
+from jobreaper import conf, heartbeat
+from jobreaper.celery import dispatcher
+from jobreaper.db import fetch, in_words
+from jobreaper.exceptions import LeaseLost
+from jobreaper.handlers import Handler, handlers
+from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
+from jobreaper.leases import Lease
+from jobreaper.models import Job
+from jobreaper.tables import table_of
+from jobreaper.worker import local_clock
+
+logger = logging.getLogger(__name__)
+
+# Jobs a claim. Twice as many gain some percent and make a lost worker's rerun twice as large.
+DEFAULT_BATCH: Final = 500
+
+# An idle worker looks for jobs this often; a notification wakes it sooner, except through pgbouncer
+# in transaction mode, where none arrive. Jobs scheduled for later and retries are found by this.
+DEFAULT_POLL_SEC: Final = 1.0
+POLL_JITTER: Final = 0.1
+
+# A worker claims what it can run in this time by the pace of its last jobs. Where it was mistaken,
+# it gives back after the longer time what has not started: others may be idle meanwhile.
+AHEAD_SEC: Final = 1.0
+LONGEST_WAIT_SEC: Final = 3.0
+# Both are at most this share of the shortest lease.
+LEASE_SHARE: Final = 0.1
+
+# From one claim to the next the batch grows at most so much: the first jobs tell the pace.
+GROWTH: Final = 4
+# How much the latest group of jobs weighs in the pace.
+PACE_WEIGHT: Final = 0.3
+
+# A job that is done is marked so this soon, alone if need be.
+LINGER_SEC: Final = 0.05
+
+# Types without a handler are looked for and reported this often.
+REPORT_SEC: Final = 60.0
+MOST_UNHANDLED: Final = 1000
+
+
+@dataclass
+class Tally:
+    """What a worker has done."""
+
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+
+
+class Worker:
+    """Runs due jobs until it is told to stop.
+
+    Args:
+        types: only these types; all that have a handler by default.
+        stages: only these stages.
+        concurrency: how many threads run handlers.
+        batch: jobs a claim, at most.
+        poll_sec: how often an idle worker looks for jobs.
+        listen: whether to be woken by notifications as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        types: Iterable[str] | None = None,
+        stages: Iterable[str] | None = None,
+        concurrency: int = 1,
+        batch: int = DEFAULT_BATCH,
+        poll_sec: float = DEFAULT_POLL_SEC,
+        listen: bool = True,
+    ) -> None:
+        known = handlers()
+        self.handlers = {
+            type: handler for type, handler in known.items() if types is None or type in set(types)
+        }
+        self.stages = None if stages is None else list(stages)
+        self.concurrency = concurrency
+        self.batch = batch
+        self.poll_sec = poll_sec
+        self.listen = listen
+        self.tally = Tally()
+        self._table = table_of(Job)
+        # Its put() may be called at any moment, by a signal's handler too; threading.Event's set()
+        # may not.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._is_rung = False
+        self._stopping = False
+        self._waiting: SimpleQueue[Run | None] = SimpleQueue()
+        self._done: deque[Run] = deque()
+        # Claimed and not ended: waiting, running or done.
+        self._in_hand: set[Run] = set()
+        self._last_start = local_clock()
+        share_sec = conf.settings().shortest_lease_sec * LEASE_SHARE
+        self._ahead_sec = min(AHEAD_SEC, share_sec)
+        self._longest_wait_sec = min(LONGEST_WAIT_SEC, share_sec)
+        # How many jobs to have waiting or running, by the pace of those before.
+        self._window = concurrency
+        self._sec_a_job = 0.0
+        self._next_claim = 0.0
+        self._next_report = 0.0
+        self._reported: frozenset[str] = frozenset()
+
+    def stop(self) -> None:
+        """Stop claiming, let the running jobs end and give the others back; may be called by a
+        signal's handler.
+        """
+        self._stopping = True
+        self._ring()
+
+    def run(self, *, once: bool = False) -> Tally:
+        """Run jobs until ``stop()``, with ``once`` until none is due, and return what was done."""
+        threads = [
+            threading.Thread(target=self._run_jobs, name=f"jobreaper-work-{n}", daemon=True)
+            for n in range(self.concurrency)
+        ]
+        if self.listen and not once:
+            threads.append(
+                threading.Thread(target=self._hear, name="jobreaper-work-listen", daemon=True)
+            )
+        for thread in threads:
+            thread.start()
+        try:
+            while self._turn(once):
+                pass
+        finally:
+            self._stopping = True
+            for _ in range(self.concurrency):
+                self._waiting.put(None)
+            for thread in threads:
+                thread.join()
+        return self.tally
+
+    def _turn(self, once: bool) -> bool:
+        """Do what is to be done now, wait until there is more, and return whether to go on."""
+        try:
+            self._end_done()
+            if self._stopping or self._is_stuck:
+                self._give_back_waiting()
+            if not self._stopping and self._claim(once):
+                return True
+        except Error as error:
+            if once:
+                raise
+            logger.warning("the database did not answer, trying again: %s", in_words(error))
+            connections[self._table.alias].close()
+            self._next_claim = local_clock() + self.poll_sec
+        if (once or self._stopping) and not self._in_hand:
+            return False
+        self._wait()
+        return True
+
+    def _wait(self) -> None:
+        busy = self._done or self._waiting.qsize()
+        wait_sec = LINGER_SEC if busy else max(0.0, self._next_claim - local_clock())
+        with suppress(Empty):
+            self._bell.get(timeout=min(wait_sec, self.poll_sec))
+        self._is_rung = False
+
+    def _ring(self) -> None:
+        if not self._is_rung:
+            self._is_rung = True
+            self._bell.put(None)
+
+    @property
+    def _left(self) -> int:
+        """How many jobs wait for their turn or run."""
+        return len(self._in_hand) - len(self._done)
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether jobs wait behind others that take longer than thought."""
+        idle_sec = local_clock() - self._last_start
+        return self._waiting.qsize() > 0 and idle_sec > self._longest_wait_sec
+
+    def _claim(self, once: bool) -> bool:
+        """Claim as many jobs as can be run soon; return whether there were any."""
+        left = self._left
+        if self._window > self.concurrency and left > self._window // 2:
+            return False
+        room = min(self._window - left, self.batch)
+        now = local_clock()
+        if room <= 0 or (now < self._next_claim and not (once and not self._in_hand)):
+            return False
+        self._report_unhandled()
+        runs = claim_group(self._table, room, types=self.handlers, stages=self.stages)
+        self.tally.claimed += len(runs)
+        self._in_hand.update(runs)
+        self._last_start = local_clock()
+        for run in runs:
+            self._waiting.put(run)
+        if not runs:
+            jitter = random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+            self._next_claim = now + self.poll_sec * jitter
+        return bool(runs)
+
+    def _run_jobs(self) -> None:
+        """Run what waits until told to stop; a thread's whole life."""
+        try:
+            while (run := self._waiting.get()) is not None:
+                self._last_start = run.started_at = local_clock()
+                run.error = call(self.handlers[run.lease.job.type], run.lease)
+                run.ended_at = local_clock()
+                self._done.append(run)
+                waiting = self._waiting.qsize()
+                if waiting <= self._window // 2 or len(self._done) >= self.batch:
+                    self._ring()
+                if run.error is not None or not waiting:
+                    close_old_connections()
+        finally:
+            connections.close_all()
+
+    def _end_done(self) -> None:
+        """End the jobs that are done, together, once there are enough or one has waited enough."""
+        done = self._done
+        if not done or (
+            len(done) < self.batch and self._left and local_clock() - done[0].ended_at < LINGER_SEC
+        ):
+            return
+        runs = [done.popleft() for _ in range(len(done))]
+        self._adjust_window(runs)
+        try:
+            self._end(runs)
+        finally:
+            # What could not be ended now is tried again.
+            done.extendleft(run for run in reversed(runs) if run in self._in_hand)
+
+    def _end(self, runs: list[Run]) -> None:
+        by_handler = [run for run in runs if run.lease.closed]
+        self._count("succeeded", by_handler)
+        ending = finish_group([run for run in runs if run.error is None and not run.lease.closed])
+        self._count("succeeded", ending.ended)
+        self._count("lost", ending.lost)
+        for run in runs:
+            if run.error is not None and run in self._in_hand:
+                self._count(fail(run.lease, run.error), [run])
+
+    def _count(self, what: str, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._in_hand.discard(run)
+            setattr(self.tally, what, getattr(self.tally, what) + 1)
+
+    def _adjust_window(self, runs: list[Run]) -> None:
+        pace = sum(run.ended_at - run.started_at for run in runs) / len(runs)
+        known = self._sec_a_job
+        # Slower jobs count at once, quicker ones by and by.
+        self._sec_a_job = pace if pace > known else known + (pace - known) * PACE_WEIGHT
+        can_run = self._ahead_sec / max(self._sec_a_job, 1e-6) * self.concurrency
+        grown = min(self._window * GROWTH, 2 * self.batch, int(can_run))
+        self._window = max(grown, self.concurrency)
+
+    def _give_back_waiting(self) -> None:
+        runs = []
+        with suppress(Empty):
+            while (run := self._waiting.get_nowait()) is not None:
+                runs.append(run)
+        if not runs:
+            return
+        self._window = self.concurrency
+        try:
+            ending = release_group(runs)
+        except Error:
+            # They are run after all, or their leases run out.
+            for run in runs:
+                self._waiting.put(run)
+            raise
+        self._count("released", ending.ended)
+        self._count("lost", ending.lost)
+        # Somebody has a hand on these; they will end as if they had run into their lease's end.
+        self._count("lost", ending.locked)
+        heartbeat.heart.remove(*(run.lease for run in ending.locked))
+
+    def _hear(self) -> None:
+        """Ring when jobs are enqueued; a thread's whole life."""
+        listen = SQL("LISTEN {}").format(Identifier(self._table.name))
+        while not self._stopping:
+            connection = heartbeat.own_connection(self._table.alias)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(listen)
+                # What came before is found by looking.
+                self._look_now()
+                while not self._stopping:
+                    for _ in connection.connection.notifies(timeout=self.poll_sec, stop_after=1):
+                        self._look_now()
+            except (Error, psycopg.Error) as error:
+                logger.info("listening again in a moment: %s", error)
+                connection.close()
+                time.sleep(self.poll_sec)
+        connections.close_all()
+
+    def _look_now(self) -> None:
+        self._next_claim = 0.0
+        self._ring()
+
+    def _report_unhandled(self) -> None:
+        now = local_clock()
+        if now < self._next_report:
+            return
+        self._next_report = now + REPORT_SEC
+        found = unhandled_types(self.handlers)
+        if found and self._reported != frozenset(found):
+            logger.warning("no handler for these types, whose jobs wait: %s", found)
+        self._reported = frozenset(found)
+
+
+def call(handler: Handler, lease: Lease) -> BaseException | None:
+    """Run a handler on a job whose lease still stands; return what it raised."""
+    try:
+        lease.check()
+        handler(lease.job, lease)
+    # Whatever a handler raises, sys.exit() included, is its own job's affair.
+    except BaseException as error:
+        return error
+    return None
+
+
+def fail(lease: Lease, error: BaseException) -> str:
+    """End a lease by what its handler raised; return how that is to be counted."""
+    if isinstance(error, LeaseLost) and lease.lost:
+        heartbeat.heart.remove(lease)
+        return "lost"
+    logger.error("the handler of %s failed on %s", lease.job.type, lease.pk, exc_info=error)
+    try:
+        lease.fail(error)
+    except LeaseLost:
+        return "lost"
+    return "failed"
+
+
+def unhandled_types(types: Iterable[str]) -> dict[str, int]:
+    """Return the types of queued jobs that neither a handler of ``types`` nor a Celery task runs,
+    with how many there are, counted to 1,000.
+    """
+    stages = dispatcher.handlers(Job)
+    if None in stages:
+        return {}
+    table = table_of(Job)
+    params = {"types": list(types), "stages": list(stages), "most": MOST_UNHANDLED}
+    return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
+
+
+def run_due(limit: int, budget_sec: float) -> Tally:
+    """Run at most ``limit`` due jobs in this thread, one after another, and start none after
+    ``budget_sec`` seconds. Return what was done.
+
+    Raises:
+        django.db.Error: the database could not be reached.
+    """
+    ends_at = time.monotonic() + budget_sec
+    tally = Tally()
+    known = handlers()
+    while tally.claimed < limit and time.monotonic() < ends_at:
+        # One at a time, so that two ticks share what there is and nothing has to be given back.
+        runs = claim_group(table_of(Job), 1, types=known)
+        if not runs:
+            break
+        tally.claimed += 1
+        lease = runs[0].lease
+        with lease:
+            error = call(known[lease.job.type], lease)
+            outcome = _end_alone(lease, error)
+        setattr(tally, outcome, getattr(tally, outcome) + 1)
+    return tally
+
+
+def _end_alone(lease: Lease, error: BaseException | None) -> str:
+    if lease.closed:
+        return "succeeded"
+    if isinstance(error, KeyboardInterrupt):
+        lease.release()
+        raise error
+    if error is not None:
+        return fail(lease, error)
+    try:
+        lease.finish()
+    except LeaseLost:
+        return "lost"
+    return "succeeded"
