@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import settings
 
-from tests.committed import transactional_db
+from tests.committed import foreign_client, sql, transactional_db
 from tests.rows import Rows, Sql
 
-__all__ = ["transactional_db"]
+__all__ = ["foreign_client", "sql", "transactional_db"]
 
 # The same examples on every run, so that a change is to blame for a failure.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.committed import transactional_db
+from tests.committed import foreign_client, sql, transactional_db
 from tests.races.rivals import Rivals
 from tests.rows import Rows, Sql
 
-__all__ = ["transactional_db"]
+__all__ = ["foreign_client", "sql", "transactional_db"]
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from hypothesis import settings
 
-from tests.committed import transactional_db
+from tests.committed import foreign_client, sql, transactional_db
 
-__all__ = ["transactional_db"]
+__all__ = ["foreign_client", "sql", "transactional_db"]
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
