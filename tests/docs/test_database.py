@@ -1,0 +1,62 @@
+"""docs/database.md: what each verb costs, counted."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+import jobreaper
+from jobreaper.leases import Lease
+from project.media.models import Job
+from tests.docs import markdown
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROWS = markdown.rows(markdown.section(markdown.page("database"), "Statements and round trips"))
+COSTS = {row[0].split(",")[0]: (int(row[1]), int(row[2])) for row in ROWS}
+
+
+def cost(action: Callable[[], object]) -> tuple[int, int]:
+    """Statements, and round trips with those that begin and end a transaction."""
+    with CaptureQueriesContext(connection) as captured:
+        action()
+    texts = [query["sql"] for query in captured.captured_queries]
+    return len([text for text in texts if text not in ("BEGIN", "COMMIT")]), len(texts)
+
+
+def claimed() -> Lease:
+    lease = jobreaper.claim(Job, Job.objects.create().pk)
+    assert lease is not None
+    return lease
+
+
+def test_what_a_worker_sends() -> None:
+    Job.objects.bulk_create([Job(), Job()])
+    assert cost(lambda: jobreaper.claim_next(Job, 2)) == COSTS["claim"]
+    assert cost(claimed().finish) == COSTS["finish"]
+    assert cost(partial(claimed().fail, "oops")) == COSTS["fail"]
+    assert cost(claimed().release) == COSTS["release"]
+    lease = claimed()
+    assert cost(lease.heartbeat) == COSTS["heartbeat"]
+    assert cost(lease.job.save) == COSTS["lease.job.save()"]
+    assert cost(lambda: jobreaper.cancel(Job, [lease.pk], by="ann")) == COSTS["requeue"]
+
+    def finish_too_late() -> None:
+        with suppress(jobreaper.LeaseLost):
+            lease.finish()
+
+    assert cost(finish_too_late) == COSTS["a verb that is rejected"]
+
+
+def test_what_a_pass_sends() -> None:
+    one_batch = cost(lambda: jobreaper.reap([Job]))
+    assert one_batch == tuple(
+        map(sum, zip(COSTS["a pass"], COSTS["a batch of a pass"], strict=True))
+    )
+
+    Job.objects.filter(pk=claimed().pk).update(lease_expires_at="2026-01-01T00:00Z")
+    two_batches = cost(lambda: jobreaper.reap([Job], batch_size=1))
+    assert two_batches == tuple(map(sum, zip(one_batch, COSTS["a batch of a pass"], strict=True)))

@@ -1,0 +1,81 @@
+"""docs/events.md, compared with the events that the verbs really write."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+
+import jobreaper
+from jobreaper import worker_lost
+from jobreaper.leases import Lease
+from jobreaper.models import JobEvent
+from jobreaper.states import EventType
+from jobreaper.tables import table_of
+from project.media.models import Job
+from tests.docs import markdown
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROWS = markdown.rows(markdown.section(markdown.page("events"), "Types"))
+TYPES = {markdown.code(row[0])[0]: row[2] for row in ROWS if len(row) == 3}
+SHORTHAND = {row[0]: row[1] for row in ROWS if row[0].startswith("*")}
+PAST = "2026-01-01T00:00Z"
+
+
+def claimed(**fields: Any) -> Lease:
+    lease = jobreaper.claim(Job, Job.objects.create(**fields).pk)
+    assert lease is not None
+    return lease
+
+
+def reaped(job: dict[str, Any], **changes: Any) -> None:
+    Job.objects.filter(pk=claimed(**job).pk).update(lease_expires_at=PAST, **changes)
+    jobreaper.reap([Job], hold=False)
+
+
+def rejected() -> None:
+    lease = claimed()
+    jobreaper.cancel(Job, [lease.pk], by="ann")
+    with suppress(jobreaper.LeaseLost):
+        lease.finish()
+
+
+WRITE: Final[dict[EventType, Callable[[], object]]] = {
+    EventType.JOB_FINISHED: lambda: claimed().finish(),
+    EventType.JOB_RETRIED: lambda: claimed().fail("oops", "said so"),
+    EventType.JOB_FAILED: lambda: claimed().fail("oops", retry=False),
+    EventType.JOB_RELEASED: lambda: claimed().release(),
+    EventType.JOB_STALE_WRITE_REJECTED: rejected,
+    EventType.JOB_WORKER_LOST: lambda: worker_lost.give_back(
+        table_of(Job), claimed().worker, "killed by SIGKILL"
+    ),
+    EventType.JOB_CANCELLED: lambda: jobreaper.cancel(
+        Job, [claimed().pk], by="a program", event=EventType.JOB_CANCELLED
+    ),
+    EventType.REAPER_REQUEUED: lambda: reaped({}),
+    EventType.REAPER_FAILED_TIMEOUT: lambda: reaped({"max_attempts": 1}),
+    EventType.REAPER_FAILED_DEADLINE: lambda: reaped({"max_attempts": 1}, deadline_at=PAST),
+    EventType.REAPER_FAILED_POISON: lambda: reaped({"stage": "cursed"}),
+    EventType.ADMIN_REQUEUED: lambda: jobreaper.requeue(Job, [claimed().pk], by="ann"),
+    EventType.ADMIN_FAILED: lambda: jobreaper.fail(Job, [claimed().pk], by="ann"),
+    EventType.ADMIN_CANCELLED: lambda: jobreaper.cancel(Job, [claimed().pk], by="ann"),
+}
+
+
+def test_every_type_is_there_and_no_other() -> None:
+    assert sorted(TYPES) == sorted(EventType)
+
+
+@pytest.mark.parametrize("event_type", WRITE)
+def test_the_details_have_the_keys_that_are_listed(event_type: EventType, settings: Any) -> None:
+    settings.JOBREAPER = {"STAGES": {"cursed": {"max_reaps": 1}}}
+    listed = TYPES[event_type]
+    for name, keys in SHORTHAND.items():
+        listed = listed.replace(name, keys)
+
+    WRITE[event_type]()
+
+    event = JobEvent.objects.get(type=event_type)
+    assert sorted(event.details) == sorted(markdown.code(listed))
+    assert sorted(event.data) == ["at", "details", "table", "type"]
