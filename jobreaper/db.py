@@ -42,8 +42,8 @@ UNMIGRATED_SQLSTATES: Final = frozenset({"42P01", "42703"})
 RETRIES: Final = 6
 FIRST_RETRY_SEC: Final = 0.1
 
-# A process frozen between its statement and its COMMIT holds the locks of its rows, and a pass steps
-# over locked rows: the server ends such a transaction.
+# A process frozen between its statement and its COMMIT holds the locks of its rows, and a pass
+# steps over locked rows: the server ends such a transaction.
 IDLE_TIMEOUT: Final = "5s"
 
 # Longer texts are cut: a fail_reason of megabytes would be read with every row of a list.
