@@ -23,6 +23,7 @@ from psycopg.sql import SQL, Identifier
 
 from project import children
 from project.celery import app
+from project.demo import MEDIA_QUEUE, QUEUE
 
 DATABASE: str = settings.DATABASES["default"]["NAME"]
 CELERY = ["-m", "celery", "-A", "project"]
@@ -87,7 +88,7 @@ class House:
         with suppress(psycopg.Error), psycopg.connect(settings.DATABASE_URL, autocommit=True) as db:
             db.execute(SQL("DROP DATABASE {}").format(Identifier(DATABASE)))
         with suppress(OperationalError), app.connection_for_write() as broker:
-            for name in (app.conf.task_default_queue, settings.MEDIA_QUEUE):
+            for name in (QUEUE, MEDIA_QUEUE):
                 queue = app.amqp.queues[name](broker.default_channel)
                 queue.declare()  # Only who knows its bindings can delete them from Redis.
                 queue.delete()
@@ -110,7 +111,7 @@ class House:
     def start_worker(self) -> Child:
         """Start a worker process; its name is not that of any before."""
         self.workers_so_far += 1
-        return self._start_celery_worker(f"worker {self.workers_so_far}", settings.MEDIA_QUEUE)
+        return self._start_celery_worker(f"worker {self.workers_so_far}", MEDIA_QUEUE)
 
     def start_celery(self) -> None:
         """Start beat, which sends jobreaper's own tasks at their intervals, and a worker that runs
@@ -118,7 +119,7 @@ class House:
         """
         schedule = f"--schedule={self.files / 'beat-schedule'}"
         self.start("Celery beat", *CELERY, "beat", "-l", "INFO", "--pidfile=", schedule)
-        self._start_celery_worker("Celery worker", settings.CELERY_TASK_DEFAULT_QUEUE)
+        self._start_celery_worker("Celery worker", QUEUE)
 
     def _start_celery_worker(self, name: str, queue: str) -> Child:
         # One process each: what is killed is then a whole worker, and no child of one.

@@ -19,13 +19,13 @@ os.environ |= {
     "DJANGO_ALLOWED_HOSTS": "localhost,127.0.0.1",
 }
 
+from project.demo import MEDIA_QUEUE, QUEUE
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES
 
 DATABASES["default"]["NAME"] = "jobreaper_demo"
 
-CELERY_TASK_DEFAULT_QUEUE = "jobreaper_demo"
-MEDIA_QUEUE = "jobreaper_demo_media"
+CELERY_TASK_DEFAULT_QUEUE = QUEUE
 CELERY_TASK_ROUTES = {"project.media.tasks.*": {"queue": MEDIA_QUEUE}}
 # A message that waits in a busy worker is one that an idle worker does not get.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
