@@ -13,7 +13,9 @@ from django.db import models
 
 import jobreaper
 from jobreaper import Lease, LeaseLost, NotClaimed, control
+from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
 from jobreaper.models import Job
+from jobreaper.tables import table_of
 from project.media import models as media
 from tests.rows import Rows, Sql, ago
 
@@ -185,6 +187,26 @@ class ClaimNext(Verbs):
         return leases[0] if leases else None
 
 
+class Groups(Verbs):
+    """Groups of leases, as `manage.py work` takes and ends them; here of one job each."""
+
+    def claim(self, key: Any, worker: str) -> Run | None:  # type: ignore[override]
+        runs = claim_group(table_of(self.model), 1)
+        return runs[0] if runs else None
+
+    def beat(self, held: Run) -> bool:  # type: ignore[override]
+        return super().beat(held.lease)
+
+    def finish(self, held: Run) -> bool:  # type: ignore[override]
+        return held in finish_group([held]).ended
+
+    def fail(self, held: Run) -> bool:  # type: ignore[override]
+        return super().fail(held.lease)
+
+    def release(self, held: Run) -> bool:  # type: ignore[override]
+        return held in release_group([held]).ended
+
+
 class Held(NamedTuple):
     block: AbstractContextManager[Lease]
     lease: Lease
@@ -236,5 +258,6 @@ WAYS: dict[str, Callable[[Sql], Way]] = {
     "claim, bigint key": lambda sql: Verbs(sql, media.Job),
     "claim, uuid key": lambda sql: Verbs(sql, Job),
     "claim_next": lambda sql: ClaimNext(sql, media.AsrJob),
+    "groups of leases": lambda sql: Groups(sql, Job),
     "hold": lambda sql: Hold(sql, media.Job),
 }
