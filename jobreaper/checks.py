@@ -14,11 +14,44 @@ from jobreaper.tables import JobTable, job_tables
 
 DOCS: Final = "See docs/checks.md#"
 
+# Set to NULL when a job goes back to the queue.
+CLEARED_TIMES: Final = (
+    "claimed_at",
+    "lease_expires_at",
+    "deadline_at",
+    "dispatched_at",
+    "finished_at",
+)
+
+# What it costs an adopted table to have no column for a part: whoever reclaims its jobs, ...
+COSTS_TO_RECLAIM: Final = {
+    "stage": "one ttl and one policy for all its jobs",
+    "locked_by": "no event says which worker was lost, and no job can be leased",
+    "claimed_at": "a heartbeat kept from an earlier attempt condemns a fresh one",
+    "last_heartbeat_at": "a healthy job that takes longer than its ttl is reclaimed",
+    "attempt_count": "attempts are counted from the reaper's events, which are pruned in time",
+    "fail_reason": "the row does not say why its job was reclaimed",
+}
+# ... and whoever wants leases, which take all of them.
+COSTS_TO_LEASE: Final = {
+    "lease_expires_at": "no leases: a job is late by its ttl alone",
+    "lease_epoch": "no leases: a worker that lost its job is not kept from writing",
+    "max_attempts": "register(max_attempts=…) holds for every row",
+    "reap_count": "the row does not count lost workers, and max_reaps has no effect",
+    "next_earliest_run_at": "a job that failed or was reaped runs again at once, with no backoff",
+    "expected_duration_ms": "a lease is as long for a long job as for a short one",
+    "deadline_at": "max_runtime has no effect",
+    "finished_at": "the row does not say when its job ended",
+    "dispatched_at": "its jobs are not dispatched to Celery",
+    "fail_code": "the row does not say by a code why its job failed",
+}
+
 
 def register() -> None:
     """Register every check; called once from ``AppConfig.ready()``."""
     checks.register(check_settings, "jobreaper")
     checks.register(check_databases, "jobreaper")
+    checks.register(check_adopted_tables, "jobreaper")
     checks.register(check_installed_sql, checks.Tags.database)
 
 
@@ -41,6 +74,62 @@ def check_databases(
 ) -> list[checks.CheckMessage]:
     """Report E004: a job table is not in PostgreSQL."""
     return [message for table in job_tables() for message in _check_database(table)]
+
+
+def check_adopted_tables(
+    app_configs: Sequence[AppConfig] | None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Report E005 (a table that cannot be reaped) and W011 (what an adopted table lacks)."""
+    messages: list[checks.CheckMessage] = []
+    for table in job_tables():
+        messages += [
+            checks.Error(
+                f"Job table {table.name!r} cannot be reaped: {problem}.",
+                hint=f"{hint} {DOCS}e005",
+                obj=table.model,
+                id="jobreaper.E005",
+            )
+            for problem, hint in _obstacles(table)
+        ]
+        costs = [f"- {part}: {cost}" for part, cost in _costs(table)]
+        if costs:
+            messages.append(
+                checks.Warning(
+                    f"Job table {table.name!r} has no column for\n" + "\n".join(costs),
+                    hint=f"Name the columns in register(columns={{…}}), add them, or say "
+                    f"reclaim_only=True where the table is to have no leases. {DOCS}w011",
+                    obj=table.model,
+                    id="jobreaper.W011",
+                )
+            )
+    return messages
+
+
+def _obstacles(table: JobTable) -> Iterator[tuple[str, str]]:
+    if not table.can_be_leased:
+        if not {"claimed_at", "last_heartbeat_at"} & table.columns.keys():
+            yield (
+                "it has no column for claimed_at or last_heartbeat_at, so no job of it can be late",
+                "Name the column that says since when a job runs, or add one.",
+            )
+        if table.ttl_sec is None and not table.ttl_sec_by_stage:
+            yield (
+                "it has neither leases nor a ttl, so no job of it can be late",
+                "Give register() a ttl.",
+            )
+    for part in CLEARED_TIMES:
+        if not table.is_nullable(part):
+            yield (
+                f"the column {table.columns[part]!r} ({part}) may not be NULL, which it is after "
+                "a reap",
+                f"ALTER TABLE … ALTER COLUMN {table.columns[part]} DROP NOT NULL.",
+            )
+
+
+def _costs(table: JobTable) -> Iterator[tuple[str, str]]:
+    for part in table.missing:
+        if part in COSTS_TO_RECLAIM or not table.reclaim_only:
+            yield part, COSTS_TO_RECLAIM.get(part) or COSTS_TO_LEASE[part]
 
 
 def check_installed_sql(

@@ -25,6 +25,8 @@ from jobreaper.jobtable import JobTable
 from jobreaper.states import Trigger
 
 MARK: Final = "jobreaper sha256:"
+# PostgreSQL cuts a longer one, and cut names of one table are the same.
+LONGEST_NAME: Final = 63
 POLICIES: Final = "jobreaper_policies"
 
 # What a verb's statement is given inside its function, in place of Python's parameters.
@@ -34,6 +36,9 @@ _CLAIM: Final = {
     "n": "{function}.n",
     "stages": "{function}.stages",
     "types": "NULL",
+    # Its lock is waited for as long as the caller's own lock_timeout says.
+    "nested": "true",
+    "timeout": "''",
 }
 _BEAT: Final = {"ids": "ARRAY[{function}.job_id]", "epochs": "ARRAY[held_epoch]"}
 _ENDING: Final = {
@@ -74,13 +79,20 @@ class Installed:
         """The mark that says from which source it was made."""
         return MARK + hashlib.sha256(self.source.encode()).hexdigest()
 
+    @property
+    def statements(self) -> list[str]:
+        """What makes it, or makes it anew. Functions are not for everybody to execute."""
+        return [
+            self.source,
+            *([f"REVOKE ALL ON FUNCTION {self.name} FROM PUBLIC"] * (self.kind == "FUNCTION")),
+            f"COMMENT ON {self.kind} {self.name} IS '{self.comment}'",
+        ]
+
     def create(self, connection: BaseDatabaseWrapper) -> None:
-        """Make it, or make it anew. Functions are not for everybody to execute."""
+        """Make it, or make it anew."""
         with connection.cursor() as cursor:
-            cursor.execute(self.source)
-            if self.kind == "FUNCTION":
-                cursor.execute(f"REVOKE ALL ON FUNCTION {self.name} FROM PUBLIC")
-            cursor.execute(f"COMMENT ON {self.kind} {self.name} IS %s", [self.comment])
+            for statement in self.statements:
+                cursor.execute(statement)
 
     def drop(self, connection: BaseDatabaseWrapper) -> None:
         """Remove it where it is there."""
@@ -135,6 +147,10 @@ def _schema(connection: BaseDatabaseWrapper) -> str:
     return str(schema)
 
 
+def _as_template(value: str) -> str:
+    return SqlLiteral(value).as_string(None).replace("{", "{{").replace("}", "}}")
+
+
 class _Maker:
     """Renders the functions and views of one table, which live in the table's own schema."""
 
@@ -148,13 +164,15 @@ class _Maker:
     def functions(self) -> Iterator[Installed]:
         if not self.table.can_be_leased:
             yield self._reap(rendering.reclaim, "reclaim")
-            if {"last_heartbeat_at", "locked_by"} <= self.table.columns.keys():
+            has_what_it_takes = {"last_heartbeat_at", "locked_by"} <= self.table.columns.keys()
+            if has_what_it_takes and len(self.table.key_columns) == 1:
                 parts = rendering.reclaim_parts(self.table)
                 keys = {"id": Identifier(self.table.key_columns[0])}
                 yield self._function("heartbeat", "reclaim_heartbeat", {**parts, **keys})
             return
-        yield self._verb("claim", _CLAIM, claimed_columns=SQL("job.*"))
-        yield self._verb("heartbeat", _BEAT)
+        yield self._claim()
+        beat = rendering.leased(self.table, "heartbeat", policy_rows=self.policy_rows)
+        yield self._verb("heartbeat", _BEAT, [beat])
         for verb in ("finish", "release", "fail"):
             yield self._ending(verb)
         yield self._reap(rendering.reap, "reap", policy_rows=self.policy_rows)
@@ -162,7 +180,12 @@ class _Maker:
     def views(self) -> Iterator[Installed]:
         if self.table.can_be_leased:
             late_after_sec = LATE_AFTER_BEATS * conf.settings().heartbeat_sec
-            parts = rendering.leased_parts(self.table)
+            # Whoever reads a view needs no right to call a function: it holds the policies itself.
+            policy_rows = SQL("jsonb_to_recordset({}::jsonb) AS policy ({})").format(
+                SqlLiteral(conf.settings().policies_json),
+                sql.compose("fragments/policy_columns", {}),
+            )
+            parts = rendering.leased_parts(self.table, policy_rows=policy_rows)
             parts["late_after_sec"] = SqlLiteral(late_after_sec)
             watched = sql.compose("fragments/watched_leases", parts)
         else:
@@ -173,10 +196,24 @@ class _Maker:
         yield self._view("stale_validation", {"monitor": monitor})
         yield self._view("reclaim_history", {"table_name": SqlLiteral(self.table.name)})
 
-    def _verb(self, verb: str, given: Mapping[str, str], **overriding: Composable) -> Installed:
+    def _claim(self) -> Installed:
+        changed = {"policy_rows": self.policy_rows, "claimed_columns": SQL("job.*")}
+        settings = conf.settings()
+        given = {
+            **_CLAIM,
+            "table": _as_template(self.table.name),
+            "limits": _as_template(settings.limits_json),
+        }
+        if settings.limited_stages:
+            lock = sql.render("statements/lock_claims")
+            claim = rendering.limited(self.table, "claim", **changed)
+            return self._verb("claim", given, [lock, claim])
+        return self._verb("claim", given, [rendering.leased(self.table, "claim", **changed)])
+
+    def _verb(self, verb: str, given: Mapping[str, str], statements: Iterable[str]) -> Installed:
         name = self._name(verb)
-        text = rendering.leased(self.table, verb, policy_rows=self.policy_rows, **overriding)
-        parts = {**self._leased_parts(name), "statement": self._inside(text, given, name)}
+        inside = [self._inside(statement, given, name) for statement in statements]
+        parts = {**self._leased_parts(name), "statement": SQL(";\n").join(inside)}
         return self._function(verb, verb, parts)
 
     def _ending(self, verb: str) -> Installed:
@@ -229,6 +266,10 @@ class _Maker:
 
     def _name(self, verb: str) -> Identifier:
         own = self.table.function_names.get(verb, f"{self.base}_{verb}")
+        if len(own.encode()) > LONGEST_NAME:
+            digest = hashlib.sha256(self.base.encode()).hexdigest()[:8]
+            room = LONGEST_NAME - len(f"_{digest}_{verb}")
+            own = f"{self.base.encode()[:room].decode(errors='ignore')}_{digest}_{verb}"
         return Identifier(self.schema, own)
 
     def _label(self, name: Identifier) -> Identifier:

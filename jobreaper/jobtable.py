@@ -39,6 +39,7 @@ class JobTable:
     on_expiry: OnExpiry = OnExpiry.REQUEUE
     note: str = "RECLAIMED_TTL"
     function_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    reclaim_only: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -104,9 +105,17 @@ class JobTable:
         """Return what ``job`` has in the column of a part of the protocol."""
         return getattr(job, self._attributes[part])
 
+    def is_nullable(self, part: str) -> bool:
+        """Return whether a part of the protocol may be NULL, as one without a column always is."""
+        return part not in self.columns or bool(self._fields[part].null)
+
     @cached_property
     def _attributes(self) -> Mapping[str, str]:
-        by_column = {own.column: own.attname for own in self.model._meta.concrete_fields}
+        return {part: own.attname for part, own in self._fields.items()}
+
+    @cached_property
+    def _fields(self) -> Mapping[str, models.Field[Any, Any]]:
+        by_column = {own.column: own for own in self.model._meta.concrete_fields}
         return {part: by_column[column] for part, column in self.columns.items()}
 
     def word(self, status: Status) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import NotSupportedError, OperationalError, models, transaction
+from django.db import NotSupportedError, OperationalError, models, router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
@@ -74,7 +74,7 @@ class AddLeaseColumns(Operation):
             columns.append(f"ADD COLUMN IF NOT EXISTS {column} {definition}")
         _alter(schema_editor, model, columns)
         for index in _indexes(model):
-            _drop_unless_valid(schema_editor, index)
+            _drop_unless_valid(schema_editor, model, index)
             statement = index.create_sql(model, schema_editor, concurrently=True)
             schema_editor.execute(
                 str(statement).replace("CONCURRENTLY", "CONCURRENTLY IF NOT EXISTS", 1), params=None
@@ -122,7 +122,8 @@ class AddLeaseColumns(Operation):
 
 
 def _indexes(model: type[models.Model]) -> list[models.Index]:
-    return lease_indexes(model._meta.db_table, model._meta.pk.name)
+    has_priority = any(field.name == "priority" for field in model._meta.local_fields)
+    return lease_indexes(model._meta.db_table, model._meta.pk.name, has_priority=has_priority)
 
 
 def _refuse_transaction(schema_editor: BaseDatabaseSchemaEditor) -> None:
@@ -155,13 +156,15 @@ def _alter_once(schema_editor: BaseDatabaseSchemaEditor, statement: str) -> None
         schema_editor.execute(statement)
 
 
-def _drop_unless_valid(schema_editor: BaseDatabaseSchemaEditor, index: models.Index) -> None:
+def _drop_unless_valid(
+    schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model], index: models.Index
+) -> None:
     """Drop what an interrupted concurrent build has left: IF NOT EXISTS would take it for done."""
     with schema_editor.connection.cursor() as cursor:
         cursor.execute(
             "SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
-            " WHERE relname = %s AND NOT indisvalid",
-            [index.name],
+            " WHERE indrelid = %s::regclass AND relname = %s AND NOT indisvalid",
+            [schema_editor.quote_name(model._meta.db_table), index.name],
         )
         left = cursor.fetchone()
     if left:
@@ -224,8 +227,10 @@ class InstallSQL(Operation):
     def _applies(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState
     ) -> bool:
+        # Django's allow_migrate_model() says no for an unmanaged model, and the table of one is as
+        # welcome here as any other.
         model = state.apps.get_model(app_label, self.model_name)
-        return self.allow_migrate_model(schema_editor.connection.alias, model)
+        return router.allow_migrate_model(schema_editor.connection.alias, model)
 
     def _of_table(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> list[Any]:
         # The registry knows the model of today and not the one of this migration's state.

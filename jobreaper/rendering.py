@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper import sql
-from jobreaper.states import AttemptsCounted, EventType, Status
+from jobreaper.states import AttemptsCounted, Status
 
 if TYPE_CHECKING:
     from jobreaper.jobtable import JobTable
@@ -26,6 +26,7 @@ _FRAGMENTS: Final = (
     "policies",
     "claimed_columns",
     "backoff",
+    "status_by_verdict",
     "unlock",
     "attempt_columns",
     "attempt",
@@ -144,9 +145,9 @@ def _of_metered(table: JobTable, pattern: LiteralString) -> Composable:
     return SQL("\n").join([SQL(pattern).format(Identifier(n), Literal(n)) for n in names])
 
 
-def limited(table: JobTable, name: str) -> str:
+def limited(table: JobTable, name: str, **overriding: Composable) -> str:
     """Return a claim or dispatch that keeps each stage to its ``max_running``."""
-    parts = leased_parts(table)
+    parts = leased_parts(table, **overriding)
     for due in _DUE:
         parts[due] = _due_within_limits(table, parts, due)
     return sql.render(f"statements/{name}", parts)
@@ -201,11 +202,10 @@ def reclaim_parts(table: JobTable) -> Parts:
         "limit_of_job": _limit_of_job(table),
     }
     parts["read_attempt_count"] = _attempts(table, parts)
-    parts["max_attempts_of_job"] = (
-        _read(table, "max_attempts", "int")
-        if "max_attempts" in table.columns
-        else Literal(table.max_attempts)
+    parts["max_attempts_of_job"] = SQL("coalesce({}, {})").format(
+        _read(table, "max_attempts", "int"), Literal(table.max_attempts)
     )
+    _with(parts, "status_by_verdict")
     parts["reclaim_assignments"] = _assignments(table, parts)
     return parts
 
@@ -214,12 +214,12 @@ def last_seen_at(table: JobTable) -> Composable:
     """Return the last sign of life of ``job``. GREATEST, not COALESCE: a heartbeat kept from an
     earlier attempt must not condemn a fresh lock.
     """
-    signs = [
+    signs: list[Composable] = [
         SQL("job.{}").format(Identifier(table.columns[part]))
         for part in ("last_heartbeat_at", "claimed_at")
         if part in table.columns
     ]
-    return SQL("GREATEST({})").format(SQL(", ").join(signs))
+    return SQL("GREATEST({})").format(SQL(", ").join(signs or [SQL("NULL::timestamptz")]))
 
 
 def _waiting_since(table: JobTable) -> Composable:
@@ -260,9 +260,15 @@ def _common_parts(table: JobTable) -> Parts:
         "key": SQL("job.{}").format(keys[0]) if single else _key_as_text(keys),
         **{part: Identifier(column) for part, column in table.columns.items()},
         **{status.value: Literal(table.word(status)) for status in table.words},
+        "no_locked_by": _nothing(table, "locked_by"),
         "is_queued": has_status(table, Status.QUEUED),
         "is_processing": has_status(table, Status.PROCESSING),
     }
+
+
+def _nothing(table: JobTable, part: str) -> Composable:
+    """Return what stands for "none" in a part's column: Django's own texts are empty, not NULL."""
+    return SQL("NULL" if table.is_nullable(part) else "''")
 
 
 def has_status(table: JobTable, status: Status) -> Composable:
@@ -287,7 +293,8 @@ def _policy_of(stage: str) -> Composed:
 def _limit_of_job(table: JobTable) -> Composable:
     if not table.ttl_sec_by_stage:
         return SQL("true")
-    return SQL("limits.stage = job.{}").format(Identifier(table.columns["stage"]))
+    # The kind of work may be an enum or a number.
+    return SQL("limits.stage = job.{}::text").format(Identifier(table.columns["stage"]))
 
 
 def _key_as_text(keys: list[Identifier]) -> Composable:
@@ -309,9 +316,8 @@ def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:
     count, so that a job which kills its workers ends all the same.
     """
     if "attempt_count" in table.columns:
-        return _read(table, "attempt_count", "int")
-    requeued = {"requeued": Literal(EventType.REAPER_REQUEUED.value)}
-    return sql.compose("fragments/attempts_by_events", {**parts, **requeued})
+        return SQL("coalesce({}, 0)").format(_read(table, "attempt_count", "int"))
+    return sql.compose("fragments/attempts_by_events", parts)
 
 
 def _assignments(table: JobTable, parts: Mapping[str, Composable]) -> Composed:

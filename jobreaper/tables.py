@@ -31,6 +31,7 @@ def register(
     on_expiry: str = OnExpiry.REQUEUE,
     note: str = "RECLAIMED_TTL",
     functions: Mapping[str, str] | None = None,
+    reclaim_only: bool = False,
 ) -> JobTable:
     """Adopt a model's table as a job table, and return it. Call it in an ``AppConfig.ready()``.
 
@@ -51,6 +52,8 @@ def register(
         on_expiry: ``"fail"`` where such a job is never to be run again.
         note: what the text put into ``fail_reason`` begins with.
         functions: names for the SQL functions, by verb, in place of ``<table>_<verb>``.
+        reclaim_only: the table is meant to have no leases, so that the check W011 names only what
+            reclaiming misses.
 
     Raises:
         ConfigurationError: a part, a word or a column is not known, or a value is bad.
@@ -60,7 +63,13 @@ def register(
         (columns or {}, (*PROTOCOL_COLUMNS, *EXTRA_PARTS), "part of the protocol"),
         (words or {}, list(Status), "status"),
     ):
-        problems += [f"{name!r} is no {what}" for name in given if name not in known]
+        problems += [
+            f"{name!r} is no {what} (there are {', '.join(known)})"
+            for name in given
+            if name not in known
+        ]
+    given_words = [(s, _as_words(w)) for s, w in (words or {}).items()]
+    problems += [f"words has none for {status!r}" for status, some in given_words if not some]
     by_stage = isinstance(ttl, Mapping)
     try:
         table = JobTable(
@@ -83,11 +92,20 @@ def register(
             on_expiry=values.on_expiry(on_expiry),
             note=note,
             function_names=MappingProxyType(dict(functions or {})),
+            reclaim_only=reclaim_only,
         )
         if "status" not in table.columns:
             problems.append("it has no status column: name it in columns={'status': …}")
         if by_stage and "stage" not in table.columns:
             problems.append("ttl is given by stage, and there is no stage column")
+        if by_stage and table.can_be_leased:
+            problems.append("it has leases: give a stage's ttl in the setting JOBREAPER['STAGES']")
+        for column in sorted(set(table.columns.values())):
+            parts = [part for part, own in table.columns.items() if own == column]
+            if len(parts) > 1:
+                problems.append(f"column {column!r} plays several parts: {', '.join(parts)}")
+        for word in sorted({*table.words[Status.QUEUED]} & {*table.words[Status.PROCESSING]}):
+            problems.append(f"the word {word!r} means both queued and processing")
     except (ValueError, FieldDoesNotExist) as error:
         problems.append(str(error))
     if problems:

@@ -20,6 +20,7 @@ from tests.rows import Sql
 TABLES = (
     "jobs",
     "asr_jobs",
+    "executor_jobs",
     "jobreaper_jobs",
     "jobreaper_pauses",
     "job_events",

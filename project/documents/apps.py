@@ -37,5 +37,7 @@ class DocumentsConfig(AppConfig):
             },
             max_attempts=10,
             attempts_counted="reap",
+            # Its workers are the executor's own, which take no leases.
+            reclaim_only=True,
             functions={"reap": "reclaim_stale_jobs", "heartbeat": "update_job_heartbeat"},
         )

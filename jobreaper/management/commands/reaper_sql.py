@@ -51,4 +51,4 @@ class Command(BaseCommand):
                     each.create(connection)
                     self.stdout.write(f"installed {each.kind.lower()} {each.name}")
                 else:
-                    self.stdout.write(f"{each.source};\n")
+                    self.stdout.writelines(f"{statement};\n" for statement in each.statements)

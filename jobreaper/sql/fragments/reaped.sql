@@ -2,7 +2,7 @@
 -- it may read the whole table for every batch.
 reaped AS (
     UPDATE {table} AS job
-       SET {status} = CASE WHEN verdict.requeues THEN {queued} ELSE {failed} END,
+       SET {status} = {status_by_verdict},
            {lease_epoch} = job.{lease_epoch} + 1,
            {reap_count} = job.{reap_count} + 1,
            {attempt_count} = job.{attempt_count} - verdict.attempts_given_back,

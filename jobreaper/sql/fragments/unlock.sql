@@ -1,4 +1,4 @@
-{locked_by} = NULL,
+{locked_by} = {no_locked_by},
 {claimed_at} = NULL,
 {lease_expires_at} = NULL,
 {deadline_at} = NULL,

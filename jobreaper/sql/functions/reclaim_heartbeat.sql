@@ -8,7 +8,7 @@ BEGIN
     UPDATE {table} AS job
        SET {last_heartbeat_at} = statement_timestamp()
      WHERE job.{id} = p_job_id
-       AND job.{locked_by} = p_worker_id
+       AND job.{locked_by}::text = p_worker_id
        AND {is_processing};
     RETURN FOUND;
 END

@@ -12,7 +12,7 @@ verdict AS MATERIALIZED (
 ),
 ended AS (
     UPDATE {table} AS job
-       SET {status} = CASE WHEN verdict.requeues THEN {queued} ELSE {failed} END,
+       SET {status} = {status_by_verdict},
            {finished_at} = CASE WHEN verdict.requeues THEN NULL ELSE statement_timestamp() END,
            {next_earliest_run_at} = CASE WHEN verdict.requeues THEN verdict.run_again_at
                                          ELSE job.{next_earliest_run_at} END,

@@ -1,0 +1,52 @@
+"""Other people's tables, and what adopts them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import models
+
+from jobreaper import tables
+from jobreaper.jobtable import JobTable
+from tests.committed import transactional_db
+from tests.rows import Rows, Sql
+
+__all__ = ["transactional_db"]
+
+Adopt = Callable[..., JobTable]
+Create = Callable[..., Rows]
+
+
+@pytest.fixture
+def executor_jobs(sql: Sql) -> Rows:
+    """The table of the document executor, adopted by `project.documents`."""
+    return Rows(sql, "executor_jobs")
+
+
+@pytest.fixture
+def create(sql: Sql) -> Iterator[Create]:
+    """Make a table or a schema as its owner would; it is dropped with all that hangs on it."""
+    made: list[str] = []
+
+    def run(definition: str, *what: str) -> Rows:
+        sql(definition)
+        made.extend(what)
+        return Rows(sql, what[-1].split(" ", 1)[1])
+
+    yield run
+    for what in reversed(made):
+        sql(f"DROP {what} CASCADE")
+
+
+@pytest.fixture
+def adopt() -> Iterator[Adopt]:
+    """`register()` until the test ends."""
+    adopted: list[type[models.Model]] = []
+
+    def run(model: type[models.Model], **options: Any) -> JobTable:
+        adopted.append(model)
+        return tables.register(model, **options)
+
+    yield run
+    for model in adopted:
+        tables._tables.pop(model, None)
