@@ -9,7 +9,7 @@ WITH job_before AS MATERIALIZED (
            job.{lease_epoch} AS lease_epoch
       FROM {table} AS job
      WHERE job.{id} = ANY (%(ids)s::{id_type}[])
-       AND job.{status}::text = ANY (%(sources)s::text[])
+       AND job.{status} = ANY (%(sources)s::text[])
      ORDER BY job.{id}
        FOR NO KEY UPDATE
 ),
