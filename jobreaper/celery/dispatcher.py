@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_BATCH_SIZE: Final = 500
 # Enough to say that a stage has no task; counting further says nothing more.
 MOST_UNHANDLED: Final = 1000
+# Whoever enqueues waits no longer for a broker that is away. A host that drops packets takes
+# broker_connection_timeout, four seconds by default.
+CONNECT_SEC: Final = 2
 
 
 # What was last said of each table: a job that waits is worth one line, not one every few seconds.
@@ -248,17 +251,16 @@ def _producer(pooled: bool) -> Iterator[Any]:
     source = app.pool.acquire(block=True) if pooled else app.connection_for_write()
     with source as connection:
         try:
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0.5)
+            connection.ensure_connection(
+                max_retries=1, interval_start=0, interval_max=0.5, timeout=CONNECT_SEC
+            )
         except Exception as error:
             raise BrokerError(str(error)) from error
+        # An exception that leaves this block has the pool replace the connection.
         try:
             yield app.amqp.Producer(connection)
-        except Exception as error:
-            # So that the pool does not hand out a broken connection or channel again.
-            connection.collapse()
-            if isinstance(error, (OSError, *connection.connection_errors)):
-                raise _ConnectionDied(str(error)) from error
-            raise
+        except (BrokerError, OSError, *connection.connection_errors) as error:
+            raise _ConnectionDied(str(error)) from error
 
 
 def _report_unhandled(
