@@ -1,7 +1,7 @@
 """OpenTelemetry spans: one for each pass, one for each leased run.
 
 A run belongs to the trace in which its job was made, and links to the attempt before it, which may
-have died: ``docs/tracing.md``. Without an SDK that records, nothing here costs a statement.
+have died: ``docs/tracing.md``. Only a run that is recorded costs a statement.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def _carry(sender: str, headers: dict[str, Any], **_: Any) -> None:
 
 
 def _run_started(lease: Lease, **_: Any) -> None:
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return  # No SDK. Quick jobs would feel what follows.
     around = trace.get_current_span().get_span_context()
     span = _tracer.start_span(
         "jobreaper.run",

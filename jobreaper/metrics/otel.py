@@ -10,30 +10,22 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from opentelemetry import metrics
-from opentelemetry.metrics import Meter
 
 from jobreaper import signals, totals
 from jobreaper.policies import MOST_STAGES, OTHER_STAGE
 from jobreaper.reaper import PassResult, ReapedJob
 from jobreaper.states import Reason
 
-
-class Instruments:
-    """The instruments of one meter."""
-
-    def __init__(self, meter: Meter) -> None:
-        self.requeues = meter.create_counter(
-            "reaper.requeues", description="Jobs whose lease ran out, given back to the queue."
-        )
-        self.failures = meter.create_counter(
-            "reaper.failures", description="Jobs whose lease ran out, failed."
-        )
-        self.scan_duration_ms = meter.create_histogram(
-            "reaper.scan_duration_ms", unit="ms", description="How long a pass took over a table."
-        )
-
-
-_instruments: Final = Instruments(metrics.get_meter("jobreaper"))
+_meter: Final = metrics.get_meter("jobreaper")
+_requeues: Final = _meter.create_counter(
+    "reaper.requeues", description="Jobs whose lease ran out, given back to the queue."
+)
+_failures: Final = _meter.create_counter(
+    "reaper.failures", description="Jobs whose lease ran out, failed."
+)
+_scan_duration_ms: Final = _meter.create_histogram(
+    "reaper.scan_duration_ms", unit="ms", description="How long a pass took over a table."
+)
 
 # Stages without a policy that have a name of their own, by table.
 _other_stages: Final[dict[str, set[str]]] = defaultdict(set)
@@ -53,7 +45,7 @@ def _reaped(table: str, jobs: Iterable[ReapedJob], **_: Any) -> None:
         if job.reason != Reason.WORKER_LOST
     )
     for (requeues, stage), count in counts.items():
-        counter = _instruments.requeues if requeues else _instruments.failures
+        counter = _requeues if requeues else _failures
         counter.add(count, {"table": table, "stage": _label(table, stage or "")})
 
 
@@ -61,8 +53,7 @@ def _pass_finished(result: PassResult, **_: Any) -> None:
     for name, table in result.tables.items():
         if table.duration_ms:  # 0 where the pass was held.
             # A pass reads a table's stages all at once.
-            attributes = {"table": name, "stage": ""}
-            _instruments.scan_duration_ms.record(table.duration_ms, attributes)
+            _scan_duration_ms.record(table.duration_ms, {"table": name, "stage": ""})
 
 
 def _label(table: str, stage: str) -> str:

@@ -106,8 +106,7 @@ class TestLeases:
                 for status in ("processing", "queued", "success"):
                     jobs.plant(status=status, lease_expires_at=expires, last_heartbeat_at=beat)
         by_queryset = {
-            state.value: Job.objects.in_lease_state(state).count()  # type: ignore[attr-defined]
-            for state in LeaseState
+            state.value: Job.objects.in_lease_state(state).count() for state in LeaseState
         }
         assert scrape().by("state", of="jobreaper_leases") == by_queryset
         assert sum(by_queryset.values()) == 20

@@ -1,32 +1,78 @@
-"""Spans and measurements kept in memory, by a real SDK."""
+"""Spans and measurements kept in memory, by a real SDK.
 
-from collections.abc import Iterator
+A process sets its providers once and for all, so the spans of other tests are dropped by a sampler.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Tracer
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
-from jobreaper import tracing
-from jobreaper.metrics import otel
 from tests.committed import transactional_db
 
 __all__ = ["transactional_db"]
 
+Points = dict[tuple[str, str], float]
 
-class Spans:
-    """Every span that has ended."""
+
+class OnlyInTests(Sampler):
+    """Drops every span, except while a test looks at them."""
+
+    records = False
+
+    def should_sample(
+        self,
+        parent_context: Any,
+        trace_id: int,
+        name: str,
+        kind: Any = None,
+        attributes: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> SamplingResult:
+        decision = Decision.RECORD_AND_SAMPLE if self.records else Decision.DROP
+        return SamplingResult(decision, attributes)
+
+    def get_description(self) -> str:
+        return type(self).__name__
+
+
+class Telemetry:
+    """The providers of this process."""
 
     def __init__(self) -> None:
+        self.sampler = OnlyInTests()
         self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer: Tracer = self.provider.get_tracer("tests")
+        tracers = TracerProvider(sampler=self.sampler)
+        tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        trace.set_tracer_provider(tracers)
+        since_last_read = AggregationTemporality.DELTA
+        self.reader = InMemoryMetricReader(
+            preferred_temporality={Counter: since_last_read, Histogram: since_last_read}
+        )
+        metrics.set_meter_provider(MeterProvider([self.reader]))
 
-    def named(self, name: str) -> list[ReadableSpan]:
+
+@pytest.fixture(scope="session")
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+class Spans:
+    """Every span that has ended in this test."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        self.exporter = exporter
+        self.tracer = trace.get_tracer("tests")
+
+    def named(self, name: str) -> Sequence[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
     def one(self, name: str) -> ReadableSpan:
@@ -34,49 +80,40 @@ class Spans:
         return span
 
     @property
-    def runs(self) -> list[ReadableSpan]:
+    def runs(self) -> Sequence[ReadableSpan]:
         return self.named("jobreaper.run")
 
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
-    # The process's own provider can be set once and never taken back: other tests trace nothing.
-    found = Spans()
-    monkeypatch.setattr(tracing, "_tracer", found.provider.get_tracer("jobreaper"))
-    return found
-
-
-Points = dict[tuple[str, str], float]
+def spans(telemetry: Telemetry) -> Iterator[Spans]:
+    telemetry.exporter.clear()
+    telemetry.sampler.records = True
+    yield Spans(telemetry.exporter)
+    telemetry.sampler.records = False
 
 
 class Measured:
-    """What the instruments have counted."""
+    """What the instruments have counted in this test."""
 
-    def __init__(self) -> None:
-        self.reader = InMemoryMetricReader()
-        self.provider = MeterProvider([self.reader])
+    def __init__(self, reader: InMemoryMetricReader) -> None:
+        reader.get_metrics_data()
+        self.reader = reader
 
-    def points(self, name: str, value: str = "value") -> Points:
-        """Return an instrument's values by table and stage."""
+    def points(self, value: str = "value") -> dict[str, Points]:
+        """Return each instrument's values by table and stage, and start from 0 again."""
         data = self.reader.get_metrics_data()
-        found: Points = {}
+        found: dict[str, Points] = {}
         for resource in data.resource_metrics if data else ():
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    if metric.name == name:
-                        for point in metric.data.data_points:
-                            assert point.attributes is not None
-                            assert set(point.attributes) == {"table", "stage"}
-                            key = (str(point.attributes["table"]), str(point.attributes["stage"]))
-                            found[key] = getattr(point, value)
+            for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+                points = found.setdefault(metric.name, {})
+                for point in metric.data.data_points:
+                    attributes = dict(point.attributes or {})
+                    assert set(attributes) == {"table", "stage"}
+                    key = (str(attributes["table"]), str(attributes["stage"]))
+                    points[key] = getattr(point, value, 0)
         return found
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Measured]:
-    found = Measured()
-    with monkeypatch.context() as patch:
-        instruments = otel.Instruments(found.provider.get_meter("jobreaper"))
-        patch.setattr(otel, "_instruments", instruments)
-        yield found
-    found.provider.shutdown()
+def measured(telemetry: Telemetry) -> Measured:
+    return Measured(telemetry.reader)

@@ -201,7 +201,7 @@ class TestEnqueued:
             many = OwnJob.objects.bulk_create([OwnJob(type="mail"), OwnJob(type="mail")])
         for job in (made, *many):
             job.refresh_from_db()
-            assert job.traceparent.startswith(traceparent(of(spans.one("request"))))
+            assert str(job.traceparent).startswith(traceparent(of(spans.one("request"))))
 
     def test_its_runs_are_in_that_trace_whenever_they_come(self, spans: Spans) -> None:
         with spans.tracer.start_as_current_span("request"):
