@@ -40,6 +40,8 @@ _FRAGMENTS: Final = (
     "verdict",
     "reaped",
 )
+# Set to "none" by some verb.
+_EMPTIED_TEXTS: Final = ("locked_by", "fail_code", "fail_reason")
 _DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
 _TAKES_A_PLACE: Final = {"due_to_claim": "is_live", "due_to_dispatch": "is_live_or_sent"}
 
@@ -260,7 +262,7 @@ def _common_parts(table: JobTable) -> Parts:
         "key": SQL("job.{}").format(keys[0]) if single else _key_as_text(keys),
         **{part: Identifier(column) for part, column in table.columns.items()},
         **{status.value: Literal(table.word(status)) for status in table.words},
-        "no_locked_by": _nothing(table, "locked_by"),
+        **{f"no_{part}": _nothing(table, part) for part in _EMPTIED_TEXTS},
         "is_queued": has_status(table, Status.QUEUED),
         "is_processing": has_status(table, Status.PROCESSING),
     }

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from django.db import models
 
 import jobreaper
-from jobreaper import Lease, LeaseLost, NotClaimed, control
+from jobreaper import Lease, LeaseLost, NotClaimed, control, register, tables
 from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
 from jobreaper.models import Job
 from jobreaper.tables import table_of
 from project.media import models as media
+from tests.adoption import errands
 from tests.rows import Rows, Sql, ago
 
 
@@ -254,10 +255,64 @@ class Hold(TableWay):
                 block.__exit__(None, None, None)
 
 
+class Renamed(Verbs):
+    """An adopted table, whose every column has another name and every status another word."""
+
+    def __init__(self, sql: Sql) -> None:
+        sql(errands.DEFINITION)
+        register(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
+        super().__init__(sql, errands.Errand)
+        self.rows = errands.Errands(sql)
+
+    def close(self) -> None:
+        tables._tables.pop(errands.Errand)
+        self.rows.sql("DROP SCHEMA office CASCADE")
+
+
+class Called(NamedTuple):
+    """What a worker in another language keeps of a claim."""
+
+    key: Any
+    worker: str
+    epoch: int
+
+
+class Functions(TableWay):
+    """The SQL functions, called on a plain connection: nothing of a worker's is Python here."""
+
+    def claim(self, key: Any, worker: str) -> Called | None:
+        rows = self._call("claim", "worker => %s, job_id => %s", worker, key)
+        return Called(key, worker, rows[0]["lease_epoch"]) if rows else None
+
+    def beat(self, held: Called) -> bool:
+        return self._accepted("heartbeat", "%s, %s, %s", *held)
+
+    def finish(self, held: Called) -> bool:
+        return self._accepted("finish", "%s, %s, %s", *held)
+
+    def fail(self, held: Called) -> bool:
+        return self._accepted("fail", "%s, %s, %s, 'E1', 'went wrong'", *held)
+
+    def release(self, held: Called) -> bool:
+        return self._accepted("release", "%s, %s, %s", *held)
+
+    def reap(self) -> dict[Any, str]:
+        return {int(row["job_id"]): row["outcome"] for row in self._call("reap", "")}
+
+    def _call(self, verb: str, arguments: str, *values: Any) -> list[dict[str, Any]]:
+        return self.rows.sql(f"SELECT * FROM {self.rows.table}_{verb}({arguments})", *values)
+
+    def _accepted(self, verb: str, arguments: str, *values: Any) -> bool:
+        [row] = self._call(verb, arguments, *values)
+        return bool(row[f"{self.rows.table}_{verb}"])
+
+
 WAYS: dict[str, Callable[[Sql], Way]] = {
     "claim, bigint key": lambda sql: Verbs(sql, media.Job),
     "claim, uuid key": lambda sql: Verbs(sql, Job),
     "claim_next": lambda sql: ClaimNext(sql, media.AsrJob),
     "groups of leases": lambda sql: Groups(sql, Job),
     "hold": lambda sql: Hold(sql, media.Job),
+    "an adopted table": Renamed,
+    "SQL functions": lambda sql: Functions(sql, media.Job),
 }

@@ -9,7 +9,7 @@ WITH job_before AS MATERIALIZED (
            job.{lease_epoch} AS lease_epoch
       FROM {table} AS job
      WHERE job.{id} = ANY (%(ids)s::{id_type}[])
-       AND job.{status} = ANY (%(sources)s::text[])
+       AND job.{status}::text = ANY (%(sources)s::text[])
      ORDER BY job.{id}
        FOR NO KEY UPDATE
 ),
@@ -23,11 +23,11 @@ changed AS (
                                          ELSE job.{next_earliest_run_at} END,
            {finished_at} = CASE WHEN %(target)s = {queued} THEN NULL
                                 ELSE statement_timestamp() END,
-           {fail_code} = CASE %(target)s WHEN {queued} THEN NULL
+           {fail_code} = CASE %(target)s WHEN {queued} THEN {no_fail_code}
                                          WHEN {failed} THEN %(fail_code)s
                                          ELSE job.{fail_code} END,
-           {fail_reason} = CASE %(target)s WHEN {queued} THEN NULL
-                                           WHEN {failed} THEN %(reason)s
+           {fail_reason} = CASE %(target)s WHEN {queued} THEN {no_fail_reason}
+                                           WHEN {failed} THEN coalesce(%(reason)s, {no_fail_reason})
                                            ELSE job.{fail_reason} END,
            {unlock}
       FROM job_before
