@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any
+from typing import Any, Final
 
 from jobreaper import signals
 
@@ -18,6 +18,10 @@ queue = logging.getLogger("jobreaper.queue")
 heart = logging.getLogger("jobreaper.heartbeat")
 reaper = logging.getLogger("jobreaper.reaper")
 control = logging.getLogger("jobreaper.control")
+
+# When a pass takes more jobs than this at once, their own lines are at level DEBUG: after an outage
+# they would take longer than the reap.
+MOST_LINES: Final = 100
 
 
 def connect() -> None:
@@ -138,14 +142,20 @@ def _beat_failed(alias: str, table: str, error: Exception, leases: int, **_: Any
 
 
 def _reaped(table: str, jobs: Any, **_: Any) -> None:
-    for level, event, said in (
-        (logging.INFO, "job_requeued", [job for job in jobs if job.fail_code is None]),
-        (logging.WARNING, "job_failed_by_reaper", [job for job in jobs if job.fail_code]),
-    ):
-        for job in said if reaper.isEnabledFor(level) else ():
-            pk, *rest = job
-            pairs = dict(zip(job._fields[1:], rest, strict=True))
-            _log(reaper, level, event, table=table, job=pk, **pairs)
+    requeued = [job for job in jobs if job.fail_code is None]
+    failed = [job for job in jobs if job.fail_code]
+    _reaped_alike(logging.INFO, "requeued", table, requeued)
+    _reaped_alike(logging.WARNING, "failed_by_reaper", table, failed)
+
+
+def _reaped_alike(level: int, did: str, table: str, jobs: Any) -> None:
+    if len(jobs) > MOST_LINES:
+        _log(reaper, level, f"jobs_{did}", table=table, count=len(jobs))
+        level = logging.DEBUG
+    for job in jobs if reaper.isEnabledFor(level) else ():
+        pk, *rest = job
+        pairs = dict(zip(job._fields[1:], rest, strict=True))
+        _log(reaper, level, f"job_{did}", table=table, job=pk, **pairs)
 
 
 def _changed_by_hand(table: str, pk: Any, event: str, by: str, reason: Any, **_: Any) -> None:
