@@ -25,12 +25,15 @@ class JobreaperConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect what reacts to core code, which knows nothing of it."""
-        from jobreaper import checks, installed, logs
+        from jobreaper import checks, installed, logs, signals
         from jobreaper.celery import dispatcher
 
         checks.register()
         logs.connect()
         post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
+        signals.jobs_enqueued.connect(
+            dispatcher.send_enqueued, dispatch_uid="jobreaper.send_enqueued"
+        )
         post_migrate.connect(installed.render_policies_anew, dispatch_uid="jobreaper.policies")
         if _is_installed("django_celery_beat"):
             from jobreaper.celery import periodic

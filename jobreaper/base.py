@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
 from django.db import models, router
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.db.models.signals import class_prepared
 from django.utils.translation import gettext_lazy as _
@@ -86,6 +86,11 @@ class LeasedJobQuerySet(models.QuerySet[J]):
     def scheduled(self) -> LeasedJobQuerySet[J]:
         """Return queued jobs whose time has not come."""
         return self.filter(status=Status.QUEUED, next_earliest_run_at__gt=Now())
+
+    def retryable(self) -> LeasedJobQuerySet[J]:
+        """Return jobs that may be tried again, as ``policies.can_retry`` says."""
+        done = [Status.SUCCESS, Status.PROCESSING]
+        return self.exclude(status__in=done).filter(attempt_count__lt=F("max_attempts"))
 
     def running(self) -> LeasedJobQuerySet[J]:
         """Return jobs that some worker has, or had, in hand."""

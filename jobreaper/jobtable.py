@@ -38,6 +38,7 @@ class JobTable:
     attempts_counted: AttemptsCounted = AttemptsCounted.CLAIM
     on_expiry: OnExpiry = OnExpiry.REQUEUE
     note: str = "RECLAIMED_TTL"
+    retention: bool = False
     function_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     reclaim_only: bool = False
 

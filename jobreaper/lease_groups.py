@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
@@ -58,14 +59,12 @@ def claim_group(
         "stages": None if stages is None else list(stages),
     }
     leases = take(table, None, {"id": None, "n": n, **wanted})
-    for lease in leases:
-        lease.in_batch = True
     if leases:
         heartbeat.heart.add(*leases)
         signals.jobs_claimed.send_robust(table.model, leases=leases)
         if signals.wanted_one_by_one(signals.job_claimed):
             for lease in leases:
-                signals.job_claimed.send_robust(table.model, lease=lease)
+                _tell(signals.job_claimed, lease)
     return [Run(lease, claimed_at) for lease in leases]
 
 
@@ -94,10 +93,10 @@ def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
     connection = table.connection(alias)
     announced = verb != "finish" or signals.wanted_one_by_one(signal)
     params = {
-        "ids": [run.lease.key for run in runs],
-        "epochs": [run.lease.epoch for run in runs],
-        "waited_ms": [(run.started_at - run.claimed_at) * 1000 for run in runs],
-        "ran_ms": [(run.ended_at - run.started_at) * 1000 for run in runs],
+        "ids": _array(run.lease.key for run in runs),
+        "epochs": _array(run.lease.epoch for run in runs),
+        "waited_ms": _array((run.started_at - run.claimed_at) * 1000 for run in runs),
+        "ran_ms": _array((run.ended_at - run.started_at) * 1000 for run in runs),
         "details": announced,
     }
     tried = False
@@ -126,10 +125,20 @@ def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
         run.lease.ended()
     heartbeat.heart.remove(*(run.lease for run in (*ending.ended, *ending.lost)))
     for run in ending.ended if details else ():
-        lease = run.lease
-        event_details = details.get(str(lease.pk), {})
-        signal.send_robust(table.model, lease=lease, details=event_details)
+        _tell(signal, run.lease, details=details.get(str(run.lease.pk), {}))
     return ending
+
+
+def _tell(signal: Signal, lease: Lease, **arguments: Any) -> None:
+    # The log has been told of the batch.
+    lease.in_batch = signal is not signals.job_released
+    signal.send_robust(lease.table.model, lease=lease, **arguments)
+    lease.in_batch = False
+
+
+def _array(values: Iterable[UUID | float]) -> str:
+    # As psycopg would write it, in a tenth of the time: these need no quotes.
+    return f"{{{','.join(map(str, values))}}}"
 
 
 def _was_ended_before(

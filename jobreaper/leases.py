@@ -23,6 +23,7 @@ from jobreaper import conf, heartbeat, signals, sql
 from jobreaper.db import fetch, in_transaction, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost, NotClaimed
 from jobreaper.heartbeat import Beat
+from jobreaper.rows import instances
 from jobreaper.states import EventType, Status
 from jobreaper.tables import JobTable, table_of
 from jobreaper.worker import local_clock, worker_id
@@ -41,14 +42,22 @@ class Lease:
     """
 
     def __init__(
-        self, table: JobTable, alias: str, job: Any, worker: str, runs_out_at: float, length: float
+        self,
+        table: JobTable,
+        alias: str,
+        job: Any,
+        worker: str,
+        runs_out_at: float,
+        length: float,
+        key: Any = None,
     ) -> None:
         self.table = table
         self.alias = alias
         self.job = job
         self.worker = worker
         self.pk = job.pk
-        self.key = table.prepare_pk(job.pk)
+        # As a statement's parameter; a claim of many jobs has it at hand.
+        self.key = table.prepare_pk(job.pk) if key is None else key
         self.epoch: int = table.value(job, "lease_epoch")
         self.stage: str | None = table.value(job, "stage")
         self.attempt: int = table.value(job, "attempt_count")
@@ -63,7 +72,7 @@ class Lease:
         self._claim_is_committed = False
         self._ending = False
         self._lock = threading.Lock()
-        # Whether it was claimed, and is told of, together with others.
+        # Whether a signal about it is one of a batch's.
         self.in_batch = False
         # Called once, from whichever thread finds the lease lost.
         self.on_lost: Callable[[LeaseLost], None] | None = None
@@ -448,13 +457,14 @@ def _send_claim(
         "policies": conf.settings().policies_json,
     }
 
+    prepare = table.pk.get_db_prep_value
+
     def send(_: bool) -> list[Lease]:
         sent_at = local_clock()
-        jobs = table.model._base_manager.using(alias).raw(statement, params)
         leases = []
-        for job in jobs:
-            length = job.__dict__.pop("lease_remaining_sec")
-            lease = Lease(table, alias, job, name, sent_at + length, length)
+        for job, (length,) in instances(connection, table.model, statement, params):
+            key = prepare(job.pk, connection)
+            lease = Lease(table, alias, job, name, sent_at + length, length, key)
             job._lease = lease  # type: ignore[attr-defined]  # see LeasedJob.save
             on_commit(connection, lease.claim_committed)
             leases.append(lease)

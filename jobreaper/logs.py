@@ -40,9 +40,10 @@ def connect() -> None:
         (signals.heartbeat_failed, _beat_failed),
         (signals.job_reaped, _reaped),
         (signals.job_changed_by_hand, _changed_by_hand),
+        (signals.pause_changed, _pause_changed),
         (signals.pass_finished, _pass_finished),
     ):
-        signal.connect(receiver, dispatch_uid=f"{signals.BATCH_UID}{receiver.__name__}")
+        signal.connect(receiver, dispatch_uid=f"{signals.BATCH_UID}logs.{receiver.__name__}")
 
 
 def _log(logger: logging.Logger, level: int, event: str, **pairs: Any) -> None:
@@ -160,6 +161,11 @@ def _reaped_alike(level: int, did: str, table: str, jobs: Any) -> None:
 
 def _changed_by_hand(table: str, pk: Any, event: str, by: str, reason: Any, **_: Any) -> None:
     _log(control, logging.INFO, "job_changed_by_hand", table=table, job=pk, did=event, by=by)
+
+
+def _pause_changed(table: str, name: str, paused: bool, by: Any, reason: Any, **_: Any) -> None:
+    event = "paused" if paused else "resumed"
+    _log(control, logging.INFO, event, table=table, name=name, by=by, reason=reason)
 
 
 def _pass_finished(result: Any, trigger: str, **_: Any) -> None:

@@ -5,8 +5,9 @@ The SQL statements evaluate the same rules; ``tests/unit`` checks the two agains
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from jobreaper.states import FailCode, OnExpiry, Reason, Status
@@ -79,6 +80,26 @@ def exponential_backoff(base_ms: int, max_ms: int) -> tuple[int, ...]:
     while delays[-1] < max_ms:
         delays.append(min(delays[-1] * 2, max_ms))
     return tuple(delays)
+
+
+# Backoffs that a stage may ask for by name.
+NAMED_BACKOFFS_MS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {"exponential": exponential_backoff(1000, 60_000)}
+)
+
+
+def get_backoff_delay_ms(attempts: int) -> int:
+    """Return the wait in milliseconds after ``attempts`` attempts by the backoff ``"exponential"``:
+    1 s for none and one, then 2 s, 4 s, 8 s and so on, 60 s at most.
+    """
+    return backoff_ms(StagePolicy(backoff_ms=NAMED_BACKOFFS_MS["exponential"]), attempts)
+
+
+def can_retry(status: str, attempts: int, max_attempts: int = 5) -> bool:
+    """Return whether a job may be tried again: it has not succeeded, is not being worked on, and
+    has attempts left. ``LeasedJob.objects.retryable()`` are the rows of which that is true.
+    """
+    return status not in (Status.SUCCESS, Status.PROCESSING) and attempts < max_attempts
 
 
 def capped(delays_ms: Sequence[int], max_ms: int) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
-from psycopg.sql import SQL
 
 from jobreaper import conf, rendering, signals, sql
 from jobreaper.db import fetch, on_commit, retrying
@@ -26,8 +25,10 @@ from jobreaper.exceptions import LeaseLost
 from jobreaper.ids import new_id
 from jobreaper.leases import Lease
 from jobreaper.models import Job
+from jobreaper.rows import instances
 from jobreaper.states import Dedupe
 from jobreaper.tables import table_of
+from jobreaper.tracecontext import current_traceparent
 from jobreaper.worker import worker_id
 
 # Rows of one statement of enqueue_many: some megabytes on their way, whatever their number.
@@ -86,19 +87,15 @@ def enqueue(
     table = table_of(Job)
     connection = table.connection()
     statement = _statement("enqueue", dedupe == Dedupe.REPLACE)
-    jobs = Job._base_manager.using(connection.alias)
+    params = _params([row])
     for _ in range(MOST_TRIES):
-        found = retrying(
-            connection, lambda _: list(jobs.raw(statement, {"jobs": json.dumps([row])}))
-        )
+        found = retrying(connection, lambda _: instances(connection, Job, statement, params))
         if found:
-            break
-    else:
-        raise RuntimeError(f"the jobs with the key {row['dedupe_key']!r} end faster than one sees")
-    job: Job = found[0]
-    if job.__dict__.pop("is_new") is not None:
-        _announce([job.pk])
-    return job
+            job, (is_new,) = found[0]
+            if is_new is not None:
+                _announce([job.pk])
+            return job
+    raise RuntimeError(f"jobs with the key {row['dedupe_key']!r} end faster than they can be seen")
 
 
 def enqueue_many(jobs: Iterable[Mapping[str, Any]], **common: Any) -> EnqueueResult:
@@ -254,10 +251,15 @@ def _send(rows: list[dict[str, Any]], replaces: bool) -> dict[str, bool]:
     """Send the rows and return whether each job that was written is new, by its key."""
     connection = table_of(Job).connection()
     statement = _statement("enqueue_many", replaces)
-    found = retrying(connection, lambda _: fetch(connection, statement, {"jobs": json.dumps(rows)}))
+    params = _params(rows)
+    found = retrying(connection, lambda _: fetch(connection, statement, params))
     if found:
         _announce([pk for pk, _ in found])
     return {str(pk): is_new for pk, is_new in found}
+
+
+def _params(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"jobs": json.dumps(rows), "traceparent": current_traceparent()}
 
 
 def _announce(pks: list[UUID]) -> None:
@@ -268,8 +270,8 @@ def _announce(pks: list[UUID]) -> None:
 @cache
 def _statement(name: str, replaces: bool) -> str:
     parts = rendering.leased_parts(table_of(Job))
-    parts["digest"] = sql.compose("fragments/digest", {"text": SQL("dedupe_key")})
-    parts["digest_of_job"] = sql.compose("fragments/digest", {"text": SQL("job.dedupe_key")})
+    parts["digest"] = rendering.digest("dedupe_key")
+    parts["digest_of_job"] = rendering.digest("job.dedupe_key")
     on_conflict = "or_replace" if replaces else "or_keep"
     parts["on_conflict"] = sql.compose(f"fragments/{on_conflict}", parts)
     parts["enqueued"] = sql.compose("fragments/enqueued", parts)

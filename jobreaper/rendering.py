@@ -138,7 +138,18 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
     parts["of_types"] = sql.compose("fragments/of_types", parts) if "type" in kinds else SQL("true")
     for name in _DUE:
         parts[name] = _due(table, parts, name)
+    parts["key_is_free"] = _key_is_free(parts) if table.has("dedupe_key") else SQL("true")
     return parts
+
+
+def digest(text: LiteralString) -> Composable:
+    """Return the digest of a dedupe key, as the unique index has it."""
+    return sql.compose("fragments/digest", {"text": SQL(text)})
+
+
+def _key_is_free(parts: Parts) -> Composable:
+    digests = {f"digest_of_{row}": digest(f"{row}.dedupe_key") for row in ("job", "other")}
+    return sql.compose("fragments/key_is_free", {**parts, **digests})
 
 
 def _of_metered(table: JobTable, pattern: LiteralString) -> Composable:

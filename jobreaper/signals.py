@@ -22,12 +22,14 @@ stale_write_rejected        lease, verb, status, epoch
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
 job_reaped                  table, jobs (a batch of ``ReapedJob``)
 job_changed_by_hand         table, pk, event, by, reason
+pause_changed               table, name, paused, by, reason
 pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
 Inside a transaction of the caller's the ``job_*`` and ``jobs_*`` signals are sent on commit, so a
 finish or a reap that is rolled back is never announced. ``stale_write_rejected`` is sent at once.
-``run_started`` and ``run_ended`` are too, in the thread that enters and leaves a ``with lease`` block.
+``run_started`` and ``run_ended`` are too, in the thread that enters and leaves a ``with lease``
+block.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from typing import Final
 from django.dispatch import Signal
 
 # The package's own receivers of a signal a job, which take batches as a whole, are known by this.
-BATCH_UID: Final = "jobreaper.logs."
+BATCH_UID: Final = "jobreaper."
 
 
 def wanted_one_by_one(signal: Signal) -> bool:
@@ -62,4 +64,5 @@ stale_write_rejected = Signal()
 heartbeat_failed = Signal()
 job_reaped = Signal()
 job_changed_by_hand = Signal()
+pause_changed = Signal()
 pass_finished = Signal()

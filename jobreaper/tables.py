@@ -30,6 +30,7 @@ def register(
     attempts_counted: str = AttemptsCounted.CLAIM,
     on_expiry: str = OnExpiry.REQUEUE,
     note: str = "RECLAIMED_TTL",
+    retention: bool = False,
     functions: Mapping[str, str] | None = None,
     reclaim_only: bool = False,
 ) -> JobTable:
@@ -51,6 +52,8 @@ def register(
             where the reaper does when it gives the job back. For tables without leases.
         on_expiry: ``"fail"`` where such a job is never to be run again.
         note: what the text put into ``fail_reason`` begins with.
+        retention: whether finished jobs are deleted when they are older than ``RETENTION`` says; an
+            index on (status, finished_at) makes that cheap.
         functions: names for the SQL functions, by verb, in place of ``<table>_<verb>``.
         reclaim_only: the table is meant to have no leases, so that the check W011 names only what
             reclaiming misses.
@@ -91,11 +94,14 @@ def register(
             attempts_counted=AttemptsCounted(attempts_counted),
             on_expiry=values.on_expiry(on_expiry),
             note=note,
+            retention=retention,
             function_names=MappingProxyType(dict(functions or {})),
             reclaim_only=reclaim_only,
         )
         if "status" not in table.columns:
             problems.append("it has no status column: name it in columns={'status': …}")
+        if retention and not table.can_be_leased:
+            problems.append("retention needs the columns of a lease")
         if by_stage and "stage" not in table.columns:
             problems.append("ttl is given by stage, and there is no stage column")
         if by_stage and table.can_be_leased:

@@ -7,9 +7,9 @@ from typing import Any
 
 from celery import shared_task
 
-from jobreaper import reaper
+from jobreaper import reaper, retention
 from jobreaper.celery import dispatcher
-from jobreaper.celery.schedule import DISPATCH, REAP
+from jobreaper.celery.schedule import DISPATCH, PRUNE, PRUNE_INTERVAL_SEC, REAP
 from jobreaper.states import Trigger
 
 
@@ -29,3 +29,9 @@ def reap() -> dict[str, Any]:
 def dispatch() -> dict[str, Any]:
     """Send the due jobs of every job table to Celery."""
     return asdict(dispatcher.dispatch())
+
+
+@shared_task(name=PRUNE, ignore_result=True)
+def prune() -> dict[str, Any]:
+    """Delete finished jobs, events and passes past their age; what is left goes the next time."""
+    return asdict(retention.prune(budget_sec=PRUNE_INTERVAL_SEC / 4))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from jobreaper.policies import LONGEST_MS
+from jobreaper.policies import LONGEST_MS, NAMED_BACKOFFS_MS
 from jobreaper.states import OnExpiry
 
 T = TypeVar("T")
@@ -97,9 +97,12 @@ def factor(value: object) -> float:
 
 
 def backoff(value: object) -> tuple[int, ...]:
-    """Return delays in milliseconds from a list of durations in seconds."""
+    """Return delays in milliseconds from a list of durations in seconds or a backoff's name."""
+    if isinstance(value, str) and value in NAMED_BACKOFFS_MS:
+        return NAMED_BACKOFFS_MS[value]
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ValueError("it must be a list of durations such as ['30s', '2m']")
+        names = ", ".join(map(repr, NAMED_BACKOFFS_MS))
+        raise ValueError(f"it must be a list of durations such as ['30s', '2m'], or {names}")
     delays = tuple(round(parse_duration(delay) * 1000) for delay in value)
     if not delays:
         raise ValueError("it must have at least one delay")

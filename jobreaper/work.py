@@ -1,8 +1,8 @@
 """``manage.py work``: one process that claims jobs of the ready-made table, runs and ends them.
 
-The main thread talks to the database for all: it claims by the batch and ends by the group, while
-other threads run the handlers. What was measured, with PostgreSQL on the same two cores and jobs
-that do nothing: see docs/queue.md.
+The main thread claims by the batch while other threads run the handlers. Jobs that are done are
+ended by the group: a full one by the thread that filled it, a small one by the main thread. What
+that brings stands in docs/queue.md.
 
 A handler's writes and the end of its job are two transactions, unless the handler ends its lease in
 its own. A worker killed in between leaves a job that is done and not marked so, and it runs again.
@@ -25,7 +25,7 @@ import psycopg
 from django.db import Error, close_old_connections, connections
 from psycopg.sql import SQL, Identifier
 
-from jobreaper import conf, heartbeat
+from jobreaper import conf, heartbeat, signals
 from jobreaper.celery import dispatcher
 from jobreaper.db import fetch, in_words
 from jobreaper.exceptions import LeaseLost
@@ -119,6 +119,7 @@ class Worker:
         self._done: deque[Run] = deque()
         # Claimed and not ended: waiting, running or done.
         self._in_hand: set[Run] = set()
+        self._counting = threading.Lock()
         self._last_start = local_clock()
         share_sec = conf.settings().shortest_lease_sec * LEASE_SHARE
         self._ahead_sec = min(AHEAD_SEC, share_sec)
@@ -214,7 +215,8 @@ class Worker:
         self._report_unhandled()
         runs = claim_group(self._table, room, types=self.handlers, stages=self.stages)
         self.tally.claimed += len(runs)
-        self._in_hand.update(runs)
+        with self._counting:
+            self._in_hand.update(runs)
         self._last_start = local_clock()
         for run in runs:
             self._waiting.put(run)
@@ -232,8 +234,12 @@ class Worker:
                 run.ended_at = local_clock()
                 self._done.append(run)
                 waiting = self._waiting.qsize()
-                if waiting <= self._window // 2 or len(self._done) >= self.batch:
+                if waiting <= self._window // 2:
                     self._ring()
+                if len(self._done) >= self.batch:
+                    # Here, and not in the main thread, which claims meanwhile.
+                    with suppress(Error):
+                        self._end_done()
                 if run.error is not None or not waiting:
                     close_old_connections()
         finally:
@@ -246,7 +252,10 @@ class Worker:
             len(done) < self.batch and self._left and local_clock() - done[0].ended_at < LINGER_SEC
         ):
             return
-        runs = [done.popleft() for _ in range(len(done))]
+        runs = []
+        with suppress(IndexError):
+            while True:
+                runs.append(done.popleft())
         self._adjust_window(runs)
         try:
             self._end(runs)
@@ -264,10 +273,10 @@ class Worker:
             if run.error is not None and run in self._in_hand:
                 self._count(fail(run.lease, run.error), [run])
 
-    def _count(self, what: str, runs: Iterable[Run]) -> None:
-        for run in runs:
-            self._in_hand.discard(run)
-            setattr(self.tally, what, getattr(self.tally, what) + 1)
+    def _count(self, what: str, runs: list[Run]) -> None:
+        with self._counting:
+            self._in_hand.difference_update(runs)
+            setattr(self.tally, what, getattr(self.tally, what) + len(runs))
 
     def _adjust_window(self, runs: list[Run]) -> None:
         pace = sum(run.ended_at - run.started_at for run in runs) / len(runs)
@@ -335,13 +344,17 @@ class Worker:
 
 def call(handler: Handler, lease: Lease) -> BaseException | None:
     """Run a handler on a job whose lease still stands; return what it raised."""
+    error: BaseException | None = None
+    model = lease.table.model
     try:
         lease.check()
+        signals.run_started.send_robust(model, lease=lease)
         handler(lease.job, lease)
     # Whatever a handler raises, sys.exit() included, is its own job's affair.
-    except BaseException as error:
-        return error
-    return None
+    except BaseException as raised:
+        error = raised
+    signals.run_ended.send_robust(model, lease=lease, error=error)
+    return error
 
 
 def fail(lease: Lease, error: BaseException) -> str:
@@ -386,9 +399,10 @@ def run_due(limit: int, budget_sec: float) -> Tally:
             break
         tally.claimed += 1
         lease = runs[0].lease
-        with lease:
-            error = call(known[lease.job.type], lease)
-            outcome = _end_alone(lease, error)
+        try:
+            outcome = _end_alone(lease, call(known[lease.job.type], lease))
+        finally:
+            heartbeat.heart.remove(lease)
         setattr(tally, outcome, getattr(tally, outcome) + 1)
     return tally
 

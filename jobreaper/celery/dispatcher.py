@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +25,8 @@ from jobreaper.base import LeasedJob
 from jobreaper.celery.task import LeasedTask
 from jobreaper.db import fetch, retrying
 from jobreaper.exceptions import ConfigurationError
+from jobreaper.handlers import handlers as job_handlers
+from jobreaper.models import Job
 from jobreaper.states import Status
 from jobreaper.tables import JobTable, job_tables, table_of
 
@@ -159,15 +161,36 @@ def send_on_commit(sender: type[models.Model], instance: Any, created: bool, **k
         )
 
 
+def send_enqueued(sender: type[models.Model], pks: Sequence[Any], **kwargs: Any) -> None:
+    """Send jobs that one statement made; a receiver of ``jobs_enqueued``. What is not due, or more
+    than a batch, is left to the next dispatch.
+    """
+    if len(pks) == 1:
+        dispatch_job(sender, pks[0])
+        return
+    table = table_of(sender)
+    tasks = handlers(table.model)
+    if not tasks:
+        return
+    stages = None if None in tasks else list(tasks)
+    params = {"id": None, "n": min(len(pks), DEFAULT_BATCH_SIZE), "stages": stages}
+    try:
+        _send(table, tasks, _mark(table, params))
+    except BrokerError as error:
+        logger.error("the broker did not take the jobs of %s: %s", table.name, error)
+
+
 def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
     connection = table.connection()
-    again_sec = conf.settings().dispatch_again_sec
-    rows = retrying(
-        connection,
-        lambda _: fetch(
-            connection, table.statement("dispatch"), {**params, "again_sec": again_sec}
-        ),
-    )
+    settings = conf.settings()
+    limited = bool(settings.limited_stages)
+    statement = table.limited_statement("dispatch") if limited else table.statement("dispatch")
+    given = {
+        **params,
+        "again_sec": settings.dispatch_again_sec,
+        "limits": settings.limits_json,
+    }
+    rows = retrying(connection, lambda _: fetch(connection, statement, given))
     return list(map(Due._make, rows))
 
 
@@ -267,7 +290,11 @@ def _report_unhandled(
     table: JobTable, tasks: dict[str | None, LeasedTask], result: DispatchResult
 ) -> None:
     """Name the stages whose jobs wait for a task. A table without any task has other workers."""
-    handled = {"stages": [stage for stage in tasks if stage], "most": MOST_UNHANDLED}
+    stages_handled = [stage for stage in tasks if stage]
+    if table.model is Job:
+        # `manage.py work` runs these; a stage is the type where it has no name of its own.
+        stages_handled += job_handlers()
+    handled = {"stages": stages_handled, "most": MOST_UNHANDLED}
     statement = table.statement("unhandled")
     rows = [] if None in tasks else fetch(table.connection(), statement, handled)
     if rows:

@@ -8,6 +8,10 @@ from jobreaper import conf
 
 REAP: Final = "jobreaper.reap"
 DISPATCH: Final = "jobreaper.dispatch"
+PRUNE: Final = "jobreaper.prune"
+
+# Once a day would do, and would never come where beat restarts every day with an empty memory.
+PRUNE_INTERVAL_SEC: Final = 3600.0
 
 
 class Entry(NamedTuple):
@@ -24,6 +28,7 @@ def entries() -> list[Entry]:
     return [
         Entry("jobreaper: reap", REAP, settings.reaper_interval_sec),
         Entry("jobreaper: dispatch", DISPATCH, settings.dispatch_interval_sec),
+        Entry("jobreaper: prune", PRUNE, PRUNE_INTERVAL_SEC),
     ]
 
 

@@ -18,6 +18,7 @@ from jobreaper.lease_groups import claim_group, finish_group
 from jobreaper.leases import Lease
 from jobreaper.models import Job as QueueJob
 from jobreaper.queue import enqueue
+from jobreaper.pauses import pause
 from jobreaper.reaper import PassResult
 from jobreaper.tables import table_of
 from project.media.models import Job
@@ -41,6 +42,7 @@ ARGUMENTS: dict[str, set[str]] = {
     "heartbeat_failed": {"alias", "table", "error", "leases"},
     "job_reaped": {"table", "jobs"},
     "job_changed_by_hand": {"table", "pk", "event", "by", "reason"},
+    "pause_changed": {"table", "name", "paused", "by", "reason"},
     "pass_finished": {"result", "trigger"},
 }
 
@@ -105,6 +107,7 @@ def do_everything() -> None:
     miss_a_beat()
     enqueue("mail")
     finish_group(claim_group(table_of(QueueJob), 1))
+    pause("mail")
 
 
 def miss_a_beat() -> None:

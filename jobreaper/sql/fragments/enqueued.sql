@@ -9,9 +9,9 @@ given AS MATERIALIZED (
 made AS (
     INSERT INTO {table} AS job (
            id, type, stage, org_id, payload, priority, max_attempts, next_earliest_run_at,
-           dedupe_key)
+           dedupe_key, traceparent)
     SELECT id, type, stage, org_id, payload, priority, max_attempts,
-           coalesce(run_at, statement_timestamp()), dedupe_key
+           coalesce(run_at, statement_timestamp()), dedupe_key, %(traceparent)s
       FROM given
      ORDER BY dedupe_key COLLATE "C", id
     ON CONFLICT {on_conflict}

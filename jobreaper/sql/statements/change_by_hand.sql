@@ -10,6 +10,7 @@ WITH job_before AS MATERIALIZED (
       FROM {table} AS job
      WHERE job.{id} = ANY (%(ids)s::{id_type}[])
        AND job.{status}::text = ANY (%(sources)s::text[])
+       AND {key_is_free}
      ORDER BY job.{id}
        FOR NO KEY UPDATE
 ),

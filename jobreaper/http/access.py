@@ -1,0 +1,58 @@
+"""Who may tick: the holder of the token, or staff by session."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.http import HttpRequest, HttpResponse
+from django.middleware.csrf import CsrfViewMiddleware
+from django.utils.crypto import constant_time_compare
+
+from jobreaper import conf
+
+SCHEME: Final = "bearer"
+
+
+class Refused(Exception):
+    """The request is not to be served."""
+
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.error = error
+
+
+class _CsrfCheck(CsrfViewMiddleware):
+    """Django's own check, with its reason in place of its page."""
+
+    def _reject(self, request: HttpRequest, reason: str) -> Any:
+        return reason
+
+
+def check_access(request: HttpRequest) -> None:
+    """Return where the request may tick.
+
+    A request with an ``Authorization`` header is judged by it alone. One without is from a browser:
+    staff, and past the CSRF check, since a session's cookie is sent by whatever page asks for it.
+
+    Raises:
+        Refused: it may not.
+    """
+    given = request.headers.get("Authorization")
+    token = conf.settings().tick_token
+    if given is not None:
+        scheme, _, value = given.partition(" ")
+        if token is None:
+            raise Refused(403, "no token is set: see JOBREAPER_TICK_TOKEN")
+        if scheme.lower() != SCHEME or not constant_time_compare(value.strip(), token):
+            raise Refused(401, "the token is wrong")
+        return
+    user = getattr(request, "user", None)
+    if user is None or not (user.is_active and user.is_staff):
+        if token is None:
+            raise Refused(403, "no token is set (JOBREAPER_TICK_TOKEN), and you are not staff")
+        raise Refused(401, "a token is needed: Authorization: Bearer …")
+    check = _CsrfCheck(lambda _: HttpResponse())
+    check.process_request(request)
+    if reason := check.process_view(request, check_access, (), {}):
+        raise Refused(403, str(reason))

@@ -1,0 +1,14 @@
+"""``jobs/tick`` and ``jobs/health``, to be included where you like."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from jobreaper.http import views
+
+app_name = "jobreaper"
+
+urlpatterns = [
+    path("jobs/tick", views.tick, name="tick"),
+    path("jobs/health", views.health, name="health"),
+]

@@ -1,0 +1,183 @@
+"""The tick and the health."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from django.db import Error, connections, transaction
+from django.http import HttpRequest, JsonResponse
+from django.http.request import UnreadablePostError
+from django.views.decorators.csrf import csrf_exempt
+
+from jobreaper import conf, sql
+from jobreaper.db import connection_for, fetch, in_words
+from jobreaper.exceptions import JobreaperError
+from jobreaper.http.access import Refused, check_access
+from jobreaper.reaper import reap
+from jobreaper.states import Trigger
+from jobreaper.tables import JobTable, job_tables
+from jobreaper.work import run_due
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LIMIT: Final = 10
+MOST_JOBS: Final = 1000
+# Under the half minute after which cron services and proxies give up.
+DEFAULT_BUDGET_SEC: Final = 20.0
+LONGEST_BUDGET_SEC: Final = 900.0
+
+# {"limit": 10, "budget_sec": 20} is all that a body has to say.
+LONGEST_BODY: Final = 1024
+
+# What a button in a page of staff's sends has nothing to say but its CSRF token.
+FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+# Passes that stay out so long are not late but gone.
+MISSED_PASSES: Final = 3
+
+View = Callable[[HttpRequest], JsonResponse]
+
+
+def _endpoint(*methods: str) -> Callable[[View], View]:
+    """Return a decorator for a view that answers JSON, whatever happens, to these methods only, and
+    in no transaction of the request's: what is claimed must be seen by others at once.
+    """
+
+    def decorate(view: View) -> View:
+        @csrf_exempt
+        @wraps(view)
+        def endpoint(request: HttpRequest) -> JsonResponse:
+            if request.method not in methods:
+                answer = _error(405, f"use {methods[0]}")
+                answer["Allow"] = ", ".join(methods)
+                return answer
+            try:
+                answer = view(request)
+            except Refused as refused:
+                answer = _error(refused.status, refused.error)
+                if refused.status == 401:
+                    answer["WWW-Authenticate"] = "Bearer"
+            except (Error, JobreaperError) as error:
+                logger.warning("%s failed: %s", request.path, error)
+                answer = _error(503, in_words(error) if isinstance(error, Error) else str(error))
+            answer["Cache-Control"] = "no-store"
+            return answer
+
+        for alias in connections:
+            transaction.non_atomic_requests(using=alias)(endpoint)
+        return endpoint
+
+    return decorate
+
+
+def _error(status: int, error: str) -> JsonResponse:
+    return JsonResponse({"ok": False, "error": error}, status=status)
+
+
+@_endpoint("POST")
+def tick(request: HttpRequest) -> JsonResponse:
+    """Reap, then run at most ``limit`` due jobs and start none after ``budget_sec`` seconds; both
+    may be given in a JSON body. See docs/queue.md.
+    """
+    check_access(request)
+    limit, budget_sec = _wishes(request)
+    reap(trigger=Trigger.TICK)
+    tally = run_due(limit, budget_sec)
+    return JsonResponse(
+        {
+            "ok": True,
+            "claimed": tally.claimed,
+            "succeeded": tally.succeeded,
+            "failed": tally.failed,
+        }
+    )
+
+
+@_endpoint("GET", "HEAD")
+def health(request: HttpRequest) -> JsonResponse:
+    """200 where passes come at their interval, 503 where they do not or the database is away. The
+    age of the oldest due job counts where ``?max_due_age_sec=`` says from when it is too old.
+    """
+    longest_due = _seconds(request.GET.get("max_due_age_sec"))
+    answer: dict[str, Any] = {"ok": False, "last_pass_age_sec": None, "oldest_due_age_sec": None}
+    try:
+        pass_age, due_age = _last_pass_age(), _oldest_due_age()
+    except Error as error:
+        return JsonResponse({**answer, "error": in_words(error)}, status=503)
+    interval = conf.settings().reaper_interval_sec
+    passes_come = pass_age is not None and pass_age <= MISSED_PASSES * interval
+    is_late = longest_due is not None and due_age is not None and due_age > longest_due
+    answer |= {
+        "ok": passes_come and not is_late,
+        "last_pass_age_sec": pass_age,
+        "oldest_due_age_sec": due_age,
+    }
+    return JsonResponse(answer, status=200 if answer["ok"] else 503)
+
+
+def _wishes(request: HttpRequest) -> tuple[int, float]:
+    """Return the limit and the budget that the body asks for.
+
+    Raises:
+        Refused: the body is too long, or not what it should be.
+    """
+    if request.content_type in FORM_TYPES:
+        return DEFAULT_LIMIT, DEFAULT_BUDGET_SEC
+    try:
+        # One byte more tells that there is more, whatever Content-Length says.
+        body = request.read(LONGEST_BODY + 1)
+    except (UnreadablePostError, OSError):
+        raise Refused(400, "the body could not be read") from None
+    if len(body) > LONGEST_BODY:
+        raise Refused(413, f"the body must not be longer than {LONGEST_BODY} bytes")
+    try:
+        wishes = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is not JSON") from None
+    if not isinstance(wishes, dict) or wishes.keys() - {"limit", "budget_sec"}:
+        raise Refused(400, "the body may have limit and budget_sec, and nothing else")
+    limit = wishes.get("limit", DEFAULT_LIMIT)
+    budget_sec = wishes.get("budget_sec", DEFAULT_BUDGET_SEC)
+    if not _is_within(limit, int, 1, MOST_JOBS):
+        raise Refused(400, f"limit must be a whole number from 1 to {MOST_JOBS}")
+    if not _is_within(budget_sec, int | float, 0, LONGEST_BUDGET_SEC):
+        raise Refused(400, f"budget_sec must be a number from 0 to {LONGEST_BUDGET_SEC:g}")
+    return limit, budget_sec
+
+
+def _is_within(value: Any, kind: Any, least: float, most: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        seconds = None if text is None else float(text)
+    except ValueError:
+        seconds = -1
+    if seconds is not None and not seconds >= 0:
+        raise Refused(400, "max_due_age_sec must be a number of seconds")
+    return seconds
+
+
+def _last_pass_age() -> float | None:
+    """Return the seconds since the last pass that went well, the oldest over the databases."""
+    ages = []
+    for alias in {table.alias for table in job_tables()}:
+        rows = fetch(connection_for(alias), sql.render("statements/last_pass_age"), {})
+        ages.append(rows[0][0] if rows else None)
+    return None if None in ages or not ages else max(ages)
+
+
+def _oldest_due_age() -> float | None:
+    """Return the seconds that the oldest due job of any table has waited."""
+    ages = [_oldest_due_age_of(table) for table in job_tables() if table.can_be_leased]
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _oldest_due_age_of(table: JobTable) -> float | None:
+    [(age,)] = fetch(table.connection(), table.statement("oldest_due_age"), {})
+    return age
