@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from jobreaper.base import LeasedJob
     from jobreaper.celery import LeasedTask, beat_schedule
     from jobreaper.control import cancel, fail, requeue
+    from jobreaper.dedupe import make_dedupe_key
     from jobreaper.exceptions import (
+        BadPayload,
         ConfigurationError,
         JobreaperError,
         LeaseClosed,
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
         UnknownTable,
         UnsupportedDatabase,
     )
+    from jobreaper.handlers import job_handler
     from jobreaper.leases import Lease, claim, claim_next, hold
+    from jobreaper.pauses import pause, resume
+    from jobreaper.policies import can_retry, get_backoff_delay_ms
+    from jobreaper.queue import enqueue, enqueue_many, mark_failure, mark_success
     from jobreaper.reaper import PassResult, reap
+    from jobreaper.retention import prune
     from jobreaper.tables import register
     from jobreaper.worker import worker_id
 
@@ -32,9 +39,18 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "base": ("LeasedJob",),
-    "celery": ("LeasedTask", "beat_schedule"),
-    "control": ("cancel", "fail", "requeue"),
+    "celery": (
+        "LeasedTask",
+        "beat_schedule",
+    ),
+    "control": (
+        "cancel",
+        "fail",
+        "requeue",
+    ),
+    "dedupe": ("make_dedupe_key",),
     "exceptions": (
+        "BadPayload",
         "ConfigurationError",
         "JobreaperError",
         "LeaseClosed",
@@ -43,14 +59,39 @@ _HOMES = {
         "UnknownTable",
         "UnsupportedDatabase",
     ),
-    "leases": ("Lease", "claim", "claim_next", "hold"),
-    "reaper": ("PassResult", "reap"),
+    "handlers": ("job_handler",),
+    "leases": (
+        "Lease",
+        "claim",
+        "claim_next",
+        "hold",
+    ),
+    "pauses": (
+        "pause",
+        "resume",
+    ),
+    "policies": (
+        "can_retry",
+        "get_backoff_delay_ms",
+    ),
+    "queue": (
+        "enqueue",
+        "enqueue_many",
+        "mark_failure",
+        "mark_success",
+    ),
+    "reaper": (
+        "PassResult",
+        "reap",
+    ),
+    "retention": ("prune",),
     "tables": ("register",),
     "worker": ("worker_id",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BadPayload",
     "ConfigurationError",
     "JobreaperError",
     "Lease",
@@ -63,14 +104,25 @@ __all__ = [
     "UnknownTable",
     "UnsupportedDatabase",
     "beat_schedule",
+    "can_retry",
     "cancel",
     "claim",
     "claim_next",
+    "enqueue",
+    "enqueue_many",
     "fail",
+    "get_backoff_delay_ms",
     "hold",
+    "job_handler",
+    "make_dedupe_key",
+    "mark_failure",
+    "mark_success",
+    "pause",
+    "prune",
     "reap",
     "register",
     "requeue",
+    "resume",
     "worker_id",
 ]
 

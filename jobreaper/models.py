@@ -120,7 +120,7 @@ class JobEventQuerySet(models.QuerySet["JobEvent"]):
             chosen = chosen.filter(at__gte=since)
         if until is not None:
             chosen = chosen.filter(at__lt=until)
-        return (
+        sums: models.QuerySet[JobEvent, Any] = (
             chosen.values(
                 "table",
                 day=TruncDate("at", tzinfo=UTC),
@@ -134,6 +134,7 @@ class JobEventQuerySet(models.QuerySet["JobEvent"]):
             )
             .order_by("day", "table", "org_id", "job_type")
         )
+        return sums
 
 
 class JobEvent(models.Model):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import Error, models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -169,12 +169,12 @@ def _is_unreferenced(model: type[models.Model]) -> Composable:
     for relation in model._meta.get_fields(include_hidden=True):
         if not relation.auto_created or relation.concrete or relation.many_to_many:
             continue
-        owner = relation.related_model._meta  # type: ignore[union-attr]
+        own: Any = relation
         conditions.append(
             SQL("NOT EXISTS (SELECT FROM {} AS other WHERE other.{} = job.{})").format(
-                Identifier(*owner.db_table.strip('"').split('"."')),
-                Identifier(relation.field.column),  # type: ignore[union-attr]
-                Identifier(relation.target_field.column),  # type: ignore[union-attr]
+                Identifier(*own.related_model._meta.db_table.strip('"').split('"."')),
+                Identifier(own.field.column),
+                Identifier(own.target_field.column),
             )
         )
     return SQL(" AND ").join(conditions)

@@ -28,7 +28,7 @@ def instances(
     fields = model._meta.concrete_fields
     names = [field.attname for field in fields]
     with connection.cursor() as cursor:
-        _parse_timestamps_once(cursor.adapters)  # type: ignore[attr-defined]
+        _parse_timestamps_once(cursor.adapters)
         cursor.execute(statement, params)
         rows = cursor.fetchall()
     converters = []

@@ -19,7 +19,7 @@ from jobreaper.exceptions import JobreaperError
 from jobreaper.http.access import Refused, check_access
 from jobreaper.reaper import reap
 from jobreaper.states import Trigger
-from jobreaper.tables import JobTable, job_tables
+from jobreaper.tables import job_tables
 from jobreaper.work import run_due
 
 logger = logging.getLogger(__name__)
@@ -165,19 +165,20 @@ def _seconds(text: str | None) -> float | None:
 
 def _last_pass_age() -> float | None:
     """Return the seconds since the last pass that went well, the oldest over the databases."""
-    ages = []
+    ages: list[float] = []
     for alias in {table.alias for table in job_tables()}:
         rows = fetch(connection_for(alias), sql.render("statements/last_pass_age"), {})
-        ages.append(rows[0][0] if rows else None)
-    return None if None in ages or not ages else max(ages)
+        if not rows:
+            return None
+        ages += rows[0]
+    return max(ages, default=None)
 
 
 def _oldest_due_age() -> float | None:
     """Return the seconds that the oldest due job of any table has waited."""
-    ages = [_oldest_due_age_of(table) for table in job_tables() if table.can_be_leased]
-    return max((age for age in ages if age is not None), default=None)
-
-
-def _oldest_due_age_of(table: JobTable) -> float | None:
-    [(age,)] = fetch(table.connection(), table.statement("oldest_due_age"), {})
-    return age
+    ages: list[float] = []
+    for table in job_tables():
+        if table.can_be_leased:
+            [(age,)] = fetch(table.connection(), table.statement("oldest_due_age"), {})
+            ages += [] if age is None else [age]
+    return max(ages, default=None)
