@@ -36,6 +36,7 @@ def vocabulary() -> Mapping[str, Composable]:
     """Return the words that statements may name: statuses, reasons, codes, event types."""
     words: dict[str, Composable] = {
         "longest_lease_sec": Literal(LONGEST_MS // 1000),
+        "largest": Literal(2**63 - 1),
         "most_stages": Literal(MOST_STAGES),
         "other_stage": Literal(OTHER_STAGE),
         # Timestamps inside an event are read by people and programs in any time zone.

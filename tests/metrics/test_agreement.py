@@ -134,6 +134,22 @@ def test_a_dry_run_counts_nothing(jobs: Rows) -> None:
     )
 
 
+@pytest.mark.parametrize("expired_at", ["-infinity", "4000-01-01 BC"])
+def test_a_lease_that_ended_in_no_sensible_time_is_counted(
+    expired_at: str, jobs: Rows, sql: Sql
+) -> None:
+    for _ in range(50):
+        jobs.plant_expired(stage="clip", lease_expires_at=expired_at)
+    for _ in range(2):
+        sql("UPDATE jobs SET status = 'processing', lease_expires_at = %s", expired_at)
+        sql("UPDATE jobs SET next_earliest_run_at = NULL, attempt_count = 1")
+        assert reap([Job]).all_errors == []
+    page = scrape()
+    assert page.by("stage", of="reaper_requeues_total") == {"clip": 100}
+    assert page.value("reaper_detection_latency_seconds_count") == 100
+    assert page.value("jobreaper_up") == 1
+
+
 def test_jobs_of_an_adopted_table_are_counted_by_their_type(sql: Sql) -> None:
     for attempts in (1, 1, 10):
         sql(

@@ -157,6 +157,12 @@ class TestOldestDue:
         jobs.plant(**waited, last_heartbeat_at=ago(70))
         assert self.age() == 70
 
+    def test_a_time_without_end_is_no_time(self, jobs: Rows) -> None:
+        sql = "INSERT INTO jobs (next_earliest_run_at, created_at) VALUES ('-infinity', %s)"
+        jobs.sql(sql, "-infinity")
+        jobs.plant(created_at=ago(200))
+        assert self.age() == 200
+
     def test_random_keys_hide_nothing(self, own_jobs: Rows) -> None:
         for n in range(30):
             own_jobs.plant(created_at=ago(n * 10))

@@ -9,7 +9,7 @@ folded AS (
     SELECT name, "table", stage,
            min(id) AS id,
            sum(count) AS count,
-           sum(microseconds) AS microseconds,
+           LEAST(sum(microseconds), {largest}) AS microseconds,
            max(last_at) AS last_at
       FROM labelled
      GROUP BY name, "table", stage

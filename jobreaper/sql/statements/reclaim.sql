@@ -34,7 +34,7 @@ event AS (
 counted AS (
     INSERT INTO jobreaper_totals (name, "table", stage, count, microseconds)
     SELECT CASE WHEN requeues THEN {requeues} ELSE {failures} END, {table_name},
-           coalesce(stage, ''), count(*), sum(overdue_ms) * 1000
+           coalesce(stage, ''), count(*), LEAST(coalesce(sum(overdue_ms), 0) * 1000, {largest})
       FROM reclaimed
      GROUP BY requeues, stage
 )

@@ -14,5 +14,6 @@ SELECT (SELECT count(*) FROM queued),
        count(*) FILTER (WHERE state = {late}),
        count(*) FILTER (WHERE state = {expired}),
        count(*) FILTER (WHERE state = {none}),
-       GREATEST(extract(epoch FROM statement_timestamp() - (SELECT min(since) FROM due)), 0)::float8
+       GREATEST(extract(epoch FROM statement_timestamp() - (
+           SELECT min(since) FROM due WHERE isfinite(since))), 0)::float8
   FROM running

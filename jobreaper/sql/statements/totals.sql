@@ -2,7 +2,7 @@
 WITH total AS (SELECT * FROM jobreaper_totals)
 SELECT name, "table", stage,
        sum(count)::bigint,
-       sum(microseconds)::bigint,
+       LEAST(sum(microseconds), {largest})::bigint,
        extract(epoch FROM max(last_at))::float8
   FROM ({labelled_totals}) AS labelled
  GROUP BY name, "table", stage
