@@ -26,9 +26,11 @@ class JobreaperConfig(AppConfig):
     def ready(self) -> None:
         """Connect what reacts to core code, which knows nothing of it."""
         from jobreaper import checks, installed, logs, signals
+        from jobreaper.celery import checks as celery_checks
         from jobreaper.celery import dispatcher
 
         checks.register()
+        celery_checks.register()
         logs.connect()
         post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
         signals.jobs_enqueued.connect(

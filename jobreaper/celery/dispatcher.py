@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from celery import Celery, current_app
 from celery.exceptions import OperationalError as BrokerError
+from django.apps import apps
 from django.db import Error, models, transaction
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import module_has_submodule
 
 from jobreaper import conf
 from jobreaper.base import LeasedJob
@@ -65,12 +67,8 @@ class DispatchResult:
 
 def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
     """Return the leased tasks of ``model`` by stage; ``None`` is the one for every other stage."""
-    _import_tasks(current_app)
     found: dict[str | None, LeasedTask] = {}
-    for name in sorted(current_app.tasks):
-        task = current_app.tasks[name]
-        if not isinstance(task, LeasedTask):
-            continue
+    for task in leased_tasks():
         try:
             if task.job_model()._meta.concrete_model is not model:
                 continue
@@ -79,7 +77,7 @@ def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
             continue
         if task.stage in found:
             _complain(
-                f"{found[task.stage].name} and {name} both handle stage {task.stage!r} of "
+                f"{found[task.stage].name} and {task.name} both handle stage {task.stage!r} of "
                 f"{model._meta.label}; the first is used"
             )
             continue
@@ -93,15 +91,31 @@ def _complain(message: str) -> None:
     logger.error(message)
 
 
+def leased_tasks() -> list[LeasedTask]:
+    """Return every leased task of the app, by name."""
+    _import_tasks(current_app)
+    registered = current_app.tasks
+    tasks = [registered[name] for name in sorted(registered)]
+    return [task for task in tasks if isinstance(task, LeasedTask)]
+
+
 @cache
 def _import_tasks(app: Celery) -> None:
     """Import the tasks, which a process that only sends, such as the web server, has not done.
 
     Celery's own way to do so sets Django up anew, and the logging of a running worker with it.
     """
-    autodiscover_modules("tasks")
-    for module in app.loader.default_modules:
-        app.loader.import_task_module(module)
+    names = [
+        f"{config.name}.tasks"
+        for config in apps.get_app_configs()
+        if config.module is not None and module_has_submodule(config.module, "tasks")
+    ]
+    for name in (*names, *app.loader.default_modules):
+        try:
+            import_module(name)
+        # Some other package's tasks, perhaps for another queue, must not stop ours.
+        except Exception:
+            logger.exception("the tasks in %s could not be imported", name)
 
 
 def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
@@ -26,6 +26,9 @@ from jobreaper.leases import Lease, claim
 from jobreaper.states import EventType
 
 logger = logging.getLogger(__name__)
+
+# A busy main process takes a while to hear of its own signal.
+WORD_OF_SHUTDOWN_SEC: Final = 1.0
 
 
 class LeasedTask(Task):  # type: ignore[type-arg]
@@ -168,7 +171,7 @@ def _end(lease: Lease, error: BaseException) -> bool:
     if not _was_told_to_stop(error):
         # Even the function's own sys.exit(): released, the job would run for ever.
         return lease.fail(error)
-    if not shutdown.has_begun():
+    if not shutdown.has_begun(WORD_OF_SHUTDOWN_SEC):
         # Killed alone, perhaps for what the job does: the main process sees it and counts it.
         return False
     lease.release()
