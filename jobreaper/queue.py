@@ -179,7 +179,7 @@ def _row(
     """Return a new job as a row of the statement's JSON, checked."""
     payload = {} if payload is None else payload
     check_payload(payload)
-    org_id = None if org_id is None else str(org_id)
+    org_id = None if org_id in (None, "") else str(org_id)
     key = None
     if dedupe is not None:
         if dedupe not in list(Dedupe):
@@ -236,26 +236,29 @@ def _enqueue_batch(batch: list[tuple[dict[str, Any], bool]], result: EnqueueResu
     kept = [row for row, replaces in batch if not replaces]
     # A statement cannot replace the same row twice.
     replacing = {row["dedupe_key"]: row for row, replaces in batch if replaces}
-    outcome: dict[str, bool] = {}
+    made: set[UUID] = set()
     for rows, replaces in ((kept, False), (list(replacing.values()), True)):
         if rows:
-            outcome |= _send(rows, replaces)
-    made = [UUID(row["id"]) for row, _ in batch if outcome.get(row["id"])]
-    result.ids += made
+            written = _send(rows, replaces)
+            new = {pk for pk, is_new in written if is_new}
+            made |= new
+            result.replaced += len(written) - len(new)
+            result.skipped += len(rows) - len(written)
+    ids = (UUID(row["id"]) for row, _ in batch)
+    result.ids += [pk for pk in ids if pk in made]
     result.made += len(made)
-    result.replaced += len(outcome) - len(made)
-    result.skipped += len(batch) - len(outcome)
+    result.skipped += len(batch) - len(kept) - len(replacing)
 
 
-def _send(rows: list[dict[str, Any]], replaces: bool) -> dict[str, bool]:
-    """Send the rows and return whether each job that was written is new, by its key."""
+def _send(rows: list[dict[str, Any]], replaces: bool) -> list[tuple[UUID, bool]]:
+    """Send the rows and return the keys of the jobs that were written, and whether each is new."""
     connection = table_of(Job).connection()
     statement = _statement("enqueue_many", replaces)
     params = _params(rows)
-    found = retrying(connection, lambda _: fetch(connection, statement, params))
-    if found:
-        _announce([pk for pk, _ in found])
-    return {str(pk): is_new for pk, is_new in found}
+    written = retrying(connection, lambda _: fetch(connection, statement, params))
+    if written:
+        _announce([pk for pk, _ in written])
+    return [(pk, is_new) for pk, is_new in written]
 
 
 def _params(rows: list[dict[str, Any]]) -> dict[str, Any]:
