@@ -8,7 +8,9 @@ import pytest
 
 import jobreaper
 from jobreaper import worker_lost
+from jobreaper.db import fetch
 from jobreaper.leases import Lease
+from jobreaper.models import Job as ReadyMade
 from jobreaper.models import JobEvent
 from jobreaper.states import EventType
 from jobreaper.tables import table_of
@@ -41,7 +43,26 @@ def rejected() -> None:
         lease.finish()
 
 
+def traced() -> None:
+    lease = claimed()
+    statement = lease.table.statement("traced")
+    fetch(
+        lease.table.connection(),
+        statement,
+        {
+            "id": lease.key,
+            "worker": lease.worker,
+            "stage": None,
+            "attempt": 1,
+            "epoch": lease.epoch,
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        },
+    )
+
+
 WRITE: Final[dict[EventType, Callable[[], object]]] = {
+    EventType.JOB_ENQUEUED: lambda: jobreaper.enqueue("mail"),
+    EventType.JOB_TRACED: traced,
     EventType.JOB_FINISHED: lambda: claimed().finish(),
     EventType.JOB_RETRIED: lambda: claimed().fail("oops", "said so"),
     EventType.JOB_FAILED: lambda: claimed().fail("oops", retry=False),
@@ -72,10 +93,19 @@ def test_the_details_have_the_keys_that_are_listed(event_type: EventType, settin
     settings.JOBREAPER = {"STAGES": {"cursed": {"max_reaps": 1}}}
     listed = TYPES[event_type]
     for name, keys in SHORTHAND.items():
-        listed = listed.replace(name, keys)
+        listed = listed.replace(name, keys.partition(";")[0])
 
     WRITE[event_type]()
 
     event = JobEvent.objects.get(type=event_type)
     assert sorted(event.details) == sorted(markdown.code(listed))
     assert sorted(event.data) == ["at", "details", "table", "type"]
+
+
+def test_events_of_the_ready_made_table_have_what_metering_wants() -> None:
+    lease = jobreaper.claim(ReadyMade, jobreaper.enqueue("mail", org_id="acme").pk)
+    assert lease is not None
+    lease.finish()
+    more = markdown.code(SHORTHAND["*attempt*"].partition(";")[2])
+    details = JobEvent.objects.get(type=EventType.JOB_FINISHED).details
+    assert {key: details[key] for key in more} == {"type": "mail", "org_id": "acme"}

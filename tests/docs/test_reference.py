@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import tomllib
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,12 @@ def signature(function: Any) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in names:
             names.append("*")
         default = parameter.default
-        # A member of an enumeration is written by its name.
-        text = f"{type(default).__name__}.{default.name}" if hasattr(default, "name") else None
+        text = default.__name__ if isinstance(default, type) else None
+        if isinstance(default, Enum):
+            text = str(type(default).__name__) + "." + default.name
         shown = "" if default is parameter.empty else f"={text or repr(default)}"
-        names.append(parameter.name + shown)
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        names.append(stars + parameter.name + shown)
     return names
 
 
