@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
 
 import jobreaper
 from jobreaper.leases import Lease
@@ -33,12 +34,17 @@ def claimed() -> Lease:
     return lease
 
 
-def test_what_a_worker_sends() -> None:
+def test_what_a_worker_sends(settings: Settings) -> None:
     Job.objects.bulk_create([Job(), Job()])
     assert cost(lambda: jobreaper.claim_next(Job, 2)) == COSTS["claim"]
     assert cost(claimed().finish) == COSTS["finish"]
     assert cost(partial(claimed().fail, "oops")) == COSTS["fail"]
     assert cost(claimed().release) == COSTS["release"]
+    settings.JOBREAPER = {"STAGES": {"clip": {"max_running": 1}}}
+    assert (
+        cost(lambda: jobreaper.claim_next(Job)) == COSTS["claim where a stage has a `max_running`"]
+    )
+    settings.JOBREAPER = {}
     lease = claimed()
     assert cost(lease.heartbeat) == COSTS["heartbeat"]
     assert cost(lease.job.save) == COSTS["lease.job.save()"]
