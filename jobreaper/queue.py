@@ -26,7 +26,7 @@ from jobreaper.ids import new_id
 from jobreaper.leases import Lease
 from jobreaper.models import Job
 from jobreaper.rows import instances
-from jobreaper.states import Dedupe
+from jobreaper.states import Dedupe, Status
 from jobreaper.tables import table_of
 from jobreaper.tracecontext import current_traceparent
 from jobreaper.worker import worker_id
@@ -88,13 +88,20 @@ def enqueue(
     connection = table.connection()
     statement = _statement("enqueue", dedupe == Dedupe.REPLACE)
     params = _params([row])
+    live = Job._base_manager.using(connection.alias).filter(
+        status__in=[Status.QUEUED, Status.PROCESSING]
+    )
     for _ in range(MOST_TRIES):
         found = retrying(connection, lambda _: instances(connection, Job, statement, params))
-        if found:
-            job, (is_new,) = found[0]
+        for job, (is_new,) in found[:1]:
             if is_new is not None:
                 _announce([job.pk])
-            return job
+                return job
+            if dedupe != Dedupe.REPLACE:
+                return job
+            # It could not be replaced since it was claimed; the statement had looked before that.
+            if running := live.filter(pk=job.pk).first():
+                return running
     raise RuntimeError(f"jobs with the key {row['dedupe_key']!r} end faster than they can be seen")
 
 

@@ -185,8 +185,11 @@ def _due_within_limits(table: JobTable, parts: Parts, name: str) -> Composed:
         not_full=sql.compose("fragments/not_full", parts),
         picked=SQL("due_or_more"),
     )
+    is_claim = name == "due_to_claim"
+    sent_in_vain = sql.compose("fragments/sent_in_vain", parts) if is_claim else SQL("")
     return sql.compose(
-        "fragments/due_within_limits", {**parts, "slots": slots, "due_or_more": due_or_more}
+        "fragments/due_within_limits",
+        {**parts, "slots": slots, "sent_in_vain": sent_in_vain, "due_or_more": due_or_more},
     )
 
 

@@ -1,4 +1,5 @@
 {slots},
+{sent_in_vain}
 {due_or_more},
 due AS (
     SELECT ranked.id
