@@ -229,12 +229,14 @@ class _Maker:
     def _reap(self, render: Any, statement: str, **overriding: Composable) -> Installed:
         name = self._name("reap")
         text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
+        grace_sec = conf.settings().recovery_grace_sec
         known = SQL("(SELECT array_agg(policy.stage) FROM {})").format(self.policy_rows)
         stages = {"known_stages": known.as_string(None)}
         parts: rendering.Parts = {
             "statement": self._inside(text, _REAP, name),
             "server_start": SQL(sql.render("statements/server_start")),
-            "grace_sec": SqlLiteral(conf.settings().recovery_grace_sec),
+            "grace_sec": SqlLiteral(grace_sec),
+            "grace_in_words": SqlLiteral(f"{grace_sec:g}"),
             "reaped_key": SQL("job.id::text"),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),

@@ -198,10 +198,14 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Make the policies' function, then the table's functions and views."""
-        if self._applies(app_label, schema_editor, to_state):
-            installed.policies(schema_editor.connection).create(schema_editor.connection)
-            for made in self._of_table(app_label, schema_editor):
-                made.create(schema_editor.connection)
+        if not self._applies(app_label, schema_editor, to_state):
+            return
+        connection = schema_editor.connection
+        with transaction.atomic(using=connection.alias):
+            # A later migration of this package may make a table that its functions already name.
+            schema_editor.execute("SET LOCAL check_function_bodies = off")
+            for made in [installed.policies(connection), *self._of_table(app_label, schema_editor)]:
+                made.create(connection)
 
     def database_backwards(
         self,

@@ -320,11 +320,13 @@ def _key_as_text(keys: list[Identifier]) -> Composable:
     return SQL("jsonb_build_array({})::text").format(SQL(", ").join(columns))
 
 
-def _read(table: JobTable, part: str, kind: str) -> Composable:
-    """Return a part of ``job``, NULL where the table has no column for it."""
+def _read(table: JobTable, part: str, kind: LiteralString) -> Composable:
+    """Return a part of ``job``, NULL where the table has no column for it. A worker may be a uuid,
+    a kind of work a number or an enum.
+    """
     if part in table.columns:
-        return SQL("job.{}").format(Identifier(table.columns[part]))
-    return SQL(f"NULL::{kind}")
+        return SQL("job.{}::{}").format(Identifier(table.columns[part]), SQL(kind))
+    return SQL("NULL::{}").format(SQL(kind))
 
 
 def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -16,6 +17,8 @@ from jobreaper.jobtable import EXTRA_PARTS, JobTable
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
 __all__ = ["JobTable", "job_tables", "named", "register", "table_of"]
+
+T = TypeVar("T")
 
 _tables: dict[type[models.Model], JobTable] = {}
 
@@ -84,15 +87,18 @@ def register(
                     for status in Status
                 }
             ),
-            ttl_sec=values.optional(values.positive_duration)(None if by_stage else ttl),
-            ttl_sec_by_stage=MappingProxyType(
-                {stage: values.positive_duration(sec) for stage, sec in ttl.items()}
-                if isinstance(ttl, Mapping)
-                else {}
+            ttl_sec=_parsed(
+                "ttl", values.optional(values.positive_duration), None if by_stage else ttl
             ),
-            max_attempts=values.count(max_attempts),
-            attempts_counted=AttemptsCounted(attempts_counted),
-            on_expiry=values.on_expiry(on_expiry),
+            ttl_sec_by_stage=MappingProxyType(
+                {
+                    stage: _parsed(f"ttl of {stage!r}", values.positive_duration, sec)
+                    for stage, sec in (ttl.items() if isinstance(ttl, Mapping) else ())
+                }
+            ),
+            max_attempts=_parsed("max_attempts", values.count, max_attempts),
+            attempts_counted=_parsed("attempts_counted", AttemptsCounted, attempts_counted),
+            on_expiry=_parsed("on_expiry", values.on_expiry, on_expiry),
             note=note,
             retention=retention,
             function_names=MappingProxyType(dict(functions or {})),
@@ -118,6 +124,13 @@ def register(
         raise ConfigurationError(f"cannot adopt {model._meta.label}: {'; '.join(problems)}")
     _tables[model] = table
     return table
+
+
+def _parsed(option: str, parse: Callable[[Any], T], value: object) -> T:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"{option} is {value!r}: {error}") from error
 
 
 def _as_words(words: str | Sequence[str]) -> tuple[str, ...]:

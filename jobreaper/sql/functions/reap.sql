@@ -17,7 +17,7 @@ BEGIN
     IF server.had_passes AND server.up_sec < {grace_sec} THEN
         reason_to_hold := format('PostgreSQL started %s s ago; workers have until %s s after the '
                                  'start to beat again (RECOVERY_GRACE_SEC)',
-                                 round(server.up_sec::numeric), {grace_sec});
+                                 round(server.up_sec::numeric), {grace_in_words});
     ELSE
         FOR job IN
             {statement}

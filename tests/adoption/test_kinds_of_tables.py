@@ -1,0 +1,329 @@
+"""Tables of every kind: their keys, schemas and partitions, and what they lack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import models
+
+import jobreaper
+from jobreaper import checks
+from jobreaper.base import LeasedJob
+from jobreaper.exceptions import ConfigurationError, NotLeasable
+from jobreaper.jobtable import JobTable
+from tests.adoption import errands
+from tests.adoption.conftest import Adopt, Create
+from tests.rows import Rows, Sql
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def model(table: str = "chores", **fields: models.Field[Any, Any]) -> type[models.Model]:
+    """An unmanaged model of a table with a status, a start and whatever else is given."""
+    meta = type("Meta", (), {"app_label": "chores", "managed": False, "db_table": table})
+    given = {
+        "status": models.TextField(),
+        "claimed_at": models.DateTimeField(null=True),
+        **fields,
+        "Meta": meta,
+        "__module__": __name__,
+    }
+    name = f"Chore{next(numbers)}"
+    return type(name, (models.Model,), given)
+
+
+numbers = iter(range(1_000_000))
+
+COMMON = "status text NOT NULL DEFAULT 'processing', claimed_at timestamptz DEFAULT '2020-01-01'"
+
+
+def reaped(table: JobTable) -> dict[Any, str]:
+    dry = jobreaper.reap([table.model], dry_run=True)
+    result = jobreaper.reap([table.model])
+    assert result.all_errors == []
+    assert sorted(map(str, dry.requeued_ids[table.name])) == sorted(
+        map(str, result.requeued_ids[table.name])
+    )
+    return {
+        **dict.fromkeys(result.requeued_ids[table.name], "requeued"),
+        **dict.fromkeys(result.failed_ids[table.name], "failed"),
+    }
+
+
+KEYS: dict[str, tuple[str, Callable[[], Any], str, Any]] = {
+    "int": ("int", lambda: models.AutoField(primary_key=True), "7", 7),
+    "text": ("text", lambda: models.TextField(primary_key=True), "'it''s'", "it's"),
+    "varchar": ("varchar(9)", lambda: models.CharField(max_length=9, primary_key=True), "'9'", "9"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_any_key_will_do(create: Create, adopt: Adopt, sql: Sql, kind: str) -> None:
+    type_, field, literal, key = KEYS[kind]
+    create(f"CREATE TABLE chores (id {type_} PRIMARY KEY, {COMMON})", "TABLE chores")
+    sql(f"INSERT INTO chores VALUES ({literal})")
+    table = adopt(model(id=field()), ttl=60)
+    assert reaped(table) == {key: "requeued"}
+    [event] = sql("SELECT job_id FROM job_events")
+    assert event["job_id"] == str(key)
+
+
+@pytest.fixture
+def pairs(create: Create, adopt: Adopt) -> JobTable:
+    """A table whose key has two columns, one of them text with a limit."""
+    create(
+        f"CREATE TABLE chores (org int, name text, {COMMON}, last_error varchar(60),"
+        " CHECK (name <> 'bad' OR status <> 'queued'), PRIMARY KEY (org, name))",
+        "TABLE chores",
+    )
+    return adopt(
+        model(
+            pk=models.CompositePrimaryKey("org", "name"),
+            org=models.IntegerField(),
+            name=models.TextField(),
+        ),
+        ttl=60,
+    )
+
+
+def test_a_composite_key_names_its_job_as_json(pairs: JobTable, sql: Sql) -> None:
+    sql("INSERT INTO chores (org, name) VALUES (1, 'a\"b'), (1, 'c'), (2, 'c')")
+    sql("UPDATE chores SET claimed_at = now() WHERE org = 2")
+    assert reaped(pairs) == {'[1, "a\\"b"]': "requeued", '[1, "c"]': "requeued"}
+    assert {event["job_id"] for event in sql("SELECT job_id FROM job_events")} == {
+        '[1, "a\\"b"]', '[1, "c"]'
+    }  # fmt: skip
+    rows = sql("SELECT org, status FROM chores ORDER BY org, name")
+    assert [row["status"] for row in rows] == ["queued", "queued", "processing"]
+
+
+def test_a_row_that_cannot_be_written_stops_no_other(pairs: JobTable, sql: Sql) -> None:
+    sql(
+        "INSERT INTO chores (org, name) VALUES (1, 'a'), (1, 'bad'), (1, 'c'), (2, 'bad'), (3, 'x')"
+    )
+    result = jobreaper.reap([pairs.model])
+    assert sorted(result.requeued_ids["chores"]) == ['[1, "a"]', '[1, "c"]', '[3, "x"]']
+    assert len(result.all_errors) == 2
+    assert all("bad" in error and "check constraint" in error for error in result.all_errors)
+
+
+def test_jobs_with_a_composite_key_cannot_be_leased_and_the_error_says_why(
+    create: Create, adopt: Adopt
+) -> None:
+    fields: dict[str, Any] = {f.name: f.clone() for f in LeasedJob._meta.local_fields}
+    composite = model(
+        pk=models.CompositePrimaryKey("org", "name"),
+        org=models.IntegerField(),
+        name=models.TextField(),
+        **fields,
+    )
+    table = adopt(composite, ttl=60)
+    assert not table.can_be_leased
+    with pytest.raises(NotLeasable, match="its key is composite"):
+        jobreaper.claim_next(composite)
+
+
+def test_another_schemas_table(create: Create, adopt: Adopt, sql: Sql) -> None:
+    create(
+        f'CREATE SCHEMA "My Office"; CREATE TABLE "My Office"."The Chores" (id int PRIMARY KEY,'
+        f" {COMMON})",
+        'SCHEMA "My Office"',
+    )
+    sql('INSERT INTO "My Office"."The Chores" VALUES (1)')
+    # A decoy that an unqualified name would find.
+    create(f'CREATE TABLE "The Chores" (id int PRIMARY KEY, {COMMON})', 'TABLE "The Chores"')
+    sql('INSERT INTO "The Chores" VALUES (2)')
+    table = adopt(
+        model('My Office"."The Chores', id=models.IntegerField(primary_key=True)), ttl="1m"
+    )
+    assert table.name == "My Office.The Chores"
+    assert reaped(table) == {1: "requeued"}
+    assert sql('SELECT status FROM "The Chores"') == [{"status": "processing"}]
+
+
+@pytest.mark.parametrize("by", ["LIST (status)", "HASH (id)"])
+def test_a_partitioned_table(create: Create, adopt: Adopt, sql: Sql, by: str) -> None:
+    create(
+        f"CREATE TABLE chores (id int, {COMMON}, PRIMARY KEY (id, status)) PARTITION BY {by}",
+        "TABLE chores",
+    )
+    if by.startswith("LIST"):
+        sql("CREATE TABLE chores_running PARTITION OF chores FOR VALUES IN ('processing')")
+        sql("CREATE TABLE chores_rest PARTITION OF chores DEFAULT")
+    else:
+        for n in range(2):
+            sql(
+                f"CREATE TABLE chores_{n} PARTITION OF chores"
+                f" FOR VALUES WITH (MODULUS 2, REMAINDER {n})"
+            )
+    sql("INSERT INTO chores SELECT generate_series(1, 5)")
+    sql("UPDATE chores SET claimed_at = now() WHERE id = 5")
+    table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60)
+    assert reaped(table) == dict.fromkeys([1, 2, 3, 4], "requeued")
+    assert sql("SELECT id FROM chores WHERE status = 'processing'") == [{"id": 5}]
+
+
+def test_numbers_may_be_words_and_kinds_of_work(create: Create, adopt: Adopt, sql: Sql) -> None:
+    create(
+        "CREATE TABLE chores (id int PRIMARY KEY, status smallint NOT NULL, kind int,"
+        " claimed_at timestamptz DEFAULT '2020-01-01')",
+        "TABLE chores",
+    )
+    sql("INSERT INTO chores VALUES (1, 2, 8), (2, 3, 8), (3, 2, 9)")
+    table = adopt(
+        model(
+            id=models.IntegerField(primary_key=True),
+            status=models.SmallIntegerField(),
+            kind=models.IntegerField(),
+        ),
+        columns={"stage": "kind"},
+        words={"queued": "1", "processing": ["2", "3"], "success": "4", "failed": "5"},
+        ttl={"8": "1m"},
+        max_attempts=1,
+    )
+    assert reaped(table) == {1: "failed", 2: "failed"}
+    rows = sql("SELECT status FROM chores ORDER BY id")
+    assert [row["status"] for row in rows] == [5, 5, 2]
+
+
+# What is missing
+
+
+@pytest.fixture
+def chores(create: Create) -> Rows:
+    return create(f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON})", "TABLE chores")
+
+
+def test_attempts_that_the_table_does_not_count_are_counted_from_the_events(
+    chores: Rows, adopt: Adopt
+) -> None:
+    table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60, max_attempts=3)
+    chores.sql("INSERT INTO chores VALUES (1)")
+    for outcome in ("requeued", "requeued", "failed"):
+        assert reaped(table) == {1: outcome}
+        chores.sql("UPDATE chores SET status = 'processing', claimed_at = '2020-01-01'")
+    # The last UPDATE was an operator's: the job starts afresh.
+    assert reaped(table) == {1: "requeued"}
+    attempts = [event["details"]["attempt"] for event in chores.events(1)]
+    assert attempts == [1, 2, 3, 1]
+
+
+def test_a_table_without_a_worker_is_reclaimed(chores: Rows, adopt: Adopt) -> None:
+    chores.sql("INSERT INTO chores VALUES (1)")
+    table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60)
+    assert "locked_by" in table.missing
+    assert reaped(table) == {1: "requeued"}
+    assert chores.events(1)[0]["details"]["locked_by"] is None
+    with pytest.raises(NotLeasable, match="locked_by"):
+        jobreaper.claim(table.model, 1)
+
+
+def test_a_job_that_must_not_run_twice_is_failed(chores: Rows, adopt: Adopt) -> None:
+    chores.sql("INSERT INTO chores VALUES (1)")
+    table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60, on_expiry="fail")
+    assert reaped(table) == {1: "failed"}
+    [event] = chores.events(1)
+    assert event["type"] == "reaper:failed(timeout)"
+    assert event["details"]["note"] == "RECLAIMED_TTL: Exceeded TTL (1 min)"
+
+
+@pytest.mark.parametrize(
+    ("ttl", "words"),
+    [(90, "90 s"), ("15m", "15 min"), ("12h", "720 min"), (0.25, "0.25 s")],
+)
+def test_the_note_tells_the_ttl_in_words(
+    chores: Rows, adopt: Adopt, ttl: float | str, words: str
+) -> None:
+    chores.sql("INSERT INTO chores VALUES (1)")
+    reaped(adopt(model(id=models.IntegerField(primary_key=True)), ttl=ttl, note="LATE"))
+    assert chores.events(1)[0]["details"]["note"] == f"LATE: Exceeded TTL ({words})"
+
+
+def test_attempts_that_are_null_count_as_none(create: Create, adopt: Adopt, sql: Sql) -> None:
+    create(
+        f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON}, attempt_count int, max_attempts int)",
+        "TABLE chores",
+    )
+    sql("INSERT INTO chores VALUES (1)")
+    table = adopt(
+        model(
+            id=models.IntegerField(primary_key=True),
+            attempt_count=models.IntegerField(null=True),
+            max_attempts=models.IntegerField(null=True),
+        ),
+        ttl=60,
+        attempts_counted="reap",
+        max_attempts=2,
+    )
+    assert reaped(table) == {1: "requeued"}
+    assert sql("SELECT attempt_count FROM chores") == [{"attempt_count": 1}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": {"lease_expire_at": "x"}}, "'lease_expire_at' is no part of the protocol"),
+        ({"columns": {"stage": "no_such"}}, "no field or column 'no_such'"),
+        ({"words": {"running": "x"}}, "'running' is no status"),
+        ({"words": {"processing": []}}, "words has none for 'processing'"),
+        ({"words": {"queued": "a", "processing": "a"}}, "'a' means both queued and processing"),
+        ({"columns": {"stage": "status"}}, "'status' plays several parts: status, stage"),
+        ({"ttl": {"a": 1}}, "there is no stage column"),
+        ({"ttl": -1}, "ttl is -1: it must not be negative"),
+        ({"attempts_counted": "never"}, "attempts_counted is 'never'"),
+        ({"on_expiry": "explode"}, "on_expiry is 'explode': it must be one of requeue, fail"),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(options: dict[str, Any], message: str) -> None:
+    chore = model(id=models.IntegerField(primary_key=True))
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        jobreaper.register(chore, **options)
+    assert chore._meta.label in str(raised.value)
+
+
+def messages(table: JobTable, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(checks, "job_tables", lambda: [table])
+    return [f"{m.id} {m.msg}" for m in checks.check_adopted_tables(None)]
+
+
+def test_the_check_names_each_missing_part_and_its_cost(
+    adopt: Adopt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60)
+    [message] = messages(table, monkeypatch)
+    assert message.startswith("jobreaper.W011 Job table 'chores' has no column for")
+    assert "- last_heartbeat_at: a healthy job that takes longer than its ttl is" in message
+    assert "- lease_epoch: no leases" in message
+    assert {line.split(":")[0][2:] for line in message.splitlines()[1:]} == set(table.missing)
+
+
+def test_the_check_is_content_with_a_complete_table(
+    adopt: Adopt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
+    assert messages(table, monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "problem"),
+    [
+        ({}, {}, "neither leases nor a ttl"),
+        ({"claimed_at": None}, {"ttl": 60}, "no column for claimed_at or last_heartbeat_at"),
+        ({"claimed_at": models.DateTimeField()}, {"ttl": 60}, "'claimed_at' .* may not be NULL"),
+    ],
+)
+def test_the_check_refuses_a_table_that_cannot_be_reaped(
+    adopt: Adopt,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    options: dict[str, Any],
+    problem: str,
+) -> None:
+    chore = model(id=models.IntegerField(primary_key=True), **fields)
+    found = messages(adopt(chore, reclaim_only=True, **options), monkeypatch)
+    errors = [message for message in found if message.startswith("jobreaper.E005")]
+    assert len(errors) == 1
+    assert re.search(problem, errors[0])

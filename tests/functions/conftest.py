@@ -1,0 +1,28 @@
+"""The functions and views of `jobs`, as they were migrated."""
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+
+from jobreaper import installed
+from jobreaper.tables import table_of
+from project.media.models import Job
+from tests.committed import transactional_db
+from tests.rows import Rows, Sql
+
+__all__ = ["transactional_db"]
+
+
+@pytest.fixture
+def jobs(sql: Sql) -> Rows:
+    """The table `jobs`, seen by a foreign client."""
+    return Rows(sql, "jobs")
+
+
+@pytest.fixture
+def as_before(transactional_db: None) -> Iterator[None]:
+    """Whatever the test installs, what was there before is back afterwards."""
+    yield
+    for made in [installed.policies(connection), *installed.of_table(table_of(Job), connection)]:
+        made.create(connection)

@@ -1,0 +1,259 @@
+"""Installing: drift, rights, search_path, names, undoing."""
+
+from io import StringIO
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection, models
+from django.test import override_settings
+
+from jobreaper import checks, conf, installed
+from jobreaper.tables import table_of
+from project.media.models import Job
+from tests.adoption.conftest import Adopt, Create, adopt, create
+from tests.docs import markdown
+from tests.rows import Rows, Sql
+
+__all__ = ["adopt", "create"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+VERBS = ("claim", "heartbeat", "finish", "release", "fail", "reap")
+
+
+def drifted() -> list[str]:
+    messages = checks.check_installed_sql(None, databases=["default"])
+    assert {message.id for message in messages} <= {"jobreaper.W010"}
+    return [message.msg.split(" in the database")[0] for message in messages]
+
+
+def test_what_was_migrated_is_what_this_version_renders() -> None:
+    assert drifted() == []
+    names = installed._found(connection)
+    for verb in VERBS:
+        assert f'"public"."jobs_{verb}"' in names
+    assert '"public"."reclaim_stale_jobs"' in names
+
+
+@pytest.mark.usefixtures("as_before")
+def test_changed_policies_are_told_until_they_are_installed(sql: Sql) -> None:
+    with override_settings(JOBREAPER={"DEFAULT_LEASE_SEC": 1234}):
+        assert '"public"."jobreaper_policies"' in drifted()
+        call_command("migrate", verbosity=0)
+        assert '"public"."jobreaper_policies"' not in drifted()
+        [row] = sql("SELECT lease_sec FROM jobreaper_policies() WHERE stage = ''")
+        assert row["lease_sec"] == 1234
+    conf.reset()
+    assert drifted() == ['"public"."jobreaper_policies"']
+    call_command("reaper_sql", "--install", verbosity=0, stdout=StringIO())
+    assert drifted() == []
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_function_made_by_another_version_is_told(sql: Sql) -> None:
+    sql("COMMENT ON FUNCTION jobs_finish(bigint, text, bigint) IS 'jobreaper sha256:0'")
+    assert drifted() == ['"public"."jobs_finish"']
+    call_command("reaper_sql", "--install", "--table", "jobs", stdout=StringIO())
+    assert drifted() == []
+
+
+@pytest.mark.usefixtures("as_before")
+def test_what_is_printed_is_what_is_installed(sql: Sql) -> None:
+    out = StringIO()
+    call_command("reaper_sql", "--table", "jobs", stdout=out)
+    made = installed.of_table(table_of(Job), connection)
+    for each in reversed(made):
+        each.drop(connection)
+    assert '"public"."jobs_claim"' not in installed._found(connection)
+    # Without parameters a client may send many statements at once, as psql does with a file.
+    sql(out.getvalue())
+    assert drifted() == []
+    assert {each.name for each in made} <= installed._found(connection).keys()
+    [row] = sql(
+        "SELECT has_function_privilege('public', 'jobs_finish(bigint,text,bigint)', 'EXECUTE')"
+    )
+    assert row == {"has_function_privilege": False}
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_migration_can_be_undone_and_done_again() -> None:
+    call_command("migrate", "media", "0002", verbosity=0)
+    assert not [name for name in installed._found(connection) if '"jobs_' in name]
+    call_command("migrate", "media", verbosity=0)
+    assert drifted() == []
+    assert '"public"."asr_jobs_stale_monitor"' in installed._found(connection)
+
+
+def test_the_functions_of_an_unmanaged_model_come_and_go_with_its_migration() -> None:
+    call_command("migrate", "documents", "0002", verbosity=0)
+    assert '"public"."reclaim_stale_jobs"' not in installed._found(connection)
+    call_command("migrate", "documents", verbosity=0)
+    assert '"public"."reclaim_stale_jobs"' in installed._found(connection)
+    assert drifted() == []
+
+
+# Rights
+
+
+@pytest.fixture
+def stranger(sql: Sql, dsn: str) -> Any:
+    """A session of a role that has been granted nothing."""
+    sql("CREATE ROLE worker LOGIN PASSWORD 'worker'")
+    try:
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("SET SESSION AUTHORIZATION worker")
+            yield other
+    finally:
+        sql("DROP OWNED BY worker; DROP ROLE worker")
+
+
+CALLS = [
+    "SELECT jobs_claim('w1')",
+    "SELECT jobs_heartbeat(1, 'w1')",
+    "SELECT jobs_finish(1, 'w1')",
+    "SELECT jobs_release(1, 'w1')",
+    "SELECT jobs_fail(1, 'w1', 1, 'E1', '')",
+    "SELECT jobs_reap()",
+    "SELECT reclaim_stale_jobs()",
+    "SELECT update_job_heartbeat(gen_random_uuid(), 'w1')",
+    "SELECT jobreaper_policies()",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nobody_may_call_a_function_who_was_not_allowed_to(stranger: Any, call: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="denied for function"):
+        stranger.execute(call)
+
+
+def granted(sql: Sql, first_line: str) -> None:
+    text = markdown.section(markdown.page("sql-functions"), "Rights")
+    [code] = [code for _, code in markdown.blocks(text, "sql") if code.startswith(first_line)]
+    sql(code)
+
+
+def test_the_documented_rights_are_enough_for_a_worker(sql: Sql, jobs: Rows, stranger: Any) -> None:
+    granted(sql, "-- a worker's rights")
+    for verb, more in (("finish", ""), ("release", ""), ("fail", ", 'E1', 'oh'")):
+        key = jobs.plant()
+        [row] = stranger.execute(
+            "SELECT lease_epoch FROM jobs_claim('w1', job_id => %s)", [key]
+        ).fetchall()
+        held = f"{key}, 'w1', {row[0]}"
+        assert stranger.execute(f"SELECT jobs_heartbeat({held})").fetchone() == (True,)
+        assert stranger.execute(f"SELECT jobs_{verb}({held}{more})").fetchone() == (True,)
+        assert stranger.execute(f"SELECT jobs_{verb}({held}{more})").fetchone() == (False,)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        stranger.execute("SELECT jobs_reap()")
+
+
+def test_the_documented_rights_are_enough_for_a_reaper(sql: Sql, jobs: Rows, stranger: Any) -> None:
+    granted(sql, "-- a reaper's rights")
+    key = jobs.plant_expired()
+    reaped = stranger.execute("SELECT * FROM jobs_reap()").fetchall()
+    assert reaped == [(str(key), "requeued")]
+
+
+def test_what_was_granted_outlives_a_new_installation(
+    sql: Sql, stranger: Any, as_before: None
+) -> None:
+    granted(sql, "-- a worker's rights")
+    call_command("reaper_sql", "--install", "--table", "jobs", stdout=StringIO())
+    assert stranger.execute("SELECT * FROM jobs_claim('w1')").fetchall() == []
+
+
+# Names
+
+
+def test_tables_of_the_same_name_in_front_change_nothing(sql: Sql, jobs: Rows, dsn: str) -> None:
+    key = jobs.plant_expired()
+    sql("""
+        CREATE SCHEMA hostile;
+        CREATE TABLE hostile.jobs AS TABLE jobs WITH NO DATA;
+        CREATE TABLE hostile.job_events AS TABLE job_events WITH NO DATA;
+        CREATE FUNCTION hostile.round(numeric) RETURNS numeric LANGUAGE sql AS 'SELECT -1.0';
+    """)
+    try:
+        with psycopg.connect(dsn, options="-c search_path=hostile,pg_catalog,public") as other:
+            other.execute("CREATE TEMPORARY TABLE jobreaper_passes (id int)")
+            other.execute("CREATE TEMPORARY TABLE jobs (id int)")
+            reaped = other.execute("SELECT * FROM public.jobs_reap()").fetchall()
+            assert reaped == [(str(key), "requeued")]
+        assert jobs.event_types(key) == ["reaper:requeued"]
+        assert sql("TABLE hostile.job_events") == []
+    finally:
+        sql("DROP SCHEMA hostile CASCADE")
+
+
+class Odd(models.Model):
+    """A table whose name needs quotes in every way."""
+
+    key = models.CharField(max_length=30, primary_key=True, db_column="the Key")
+    status = models.CharField(max_length=20)
+    claimed_at = models.DateTimeField(null=True, db_column="claimed @")
+    last_heartbeat_at = models.DateTimeField(null=True)
+    locked_by = models.TextField(null=True)
+
+    class Meta:
+        app_label = "office"
+        managed = False
+        db_table = "it's {0} odd Table"
+
+    def __str__(self) -> str:
+        return self.key
+
+
+def test_an_odd_name_is_quoted(sql: Sql, create: Create, adopt: Adopt) -> None:
+    name = Odd._meta.db_table
+    create(
+        f'CREATE TABLE "{name}" ("the Key" varchar(30) PRIMARY KEY, status varchar(20),'
+        ' "claimed @" timestamptz, last_heartbeat_at timestamptz, locked_by text)',
+        f'TABLE "{name}"',
+    )
+    table = adopt(Odd, ttl=60)
+    for made in installed.of_table(table, connection):
+        made.create(connection)
+    sql(
+        f'INSERT INTO "{name}" ("the Key", status, "claimed @", locked_by)'
+        " VALUES ('o''one', 'processing', now() - interval '1 h', 'w')"
+    )
+    assert sql(f'SELECT * FROM "{name}_heartbeat"(%s, %s)', "o'one", "w")[0].popitem()[1] is True
+    sql(f'UPDATE "{name}" SET last_heartbeat_at = NULL')
+    assert sql(f'SELECT state FROM "{name}_stale_monitor"') == [{"state": "stale"}]
+    assert sql(f'SELECT * FROM "{name}_reap"()') == [{"job_id": "o'one", "outcome": "requeued"}]
+    assert len(sql(f'SELECT * FROM "{name}_reclaim_history"')) == 1
+    for made in reversed(installed.of_table(table, connection)):
+        made.drop(connection)
+
+
+class Long(models.Model):
+    """A table whose name leaves no room for a verb."""
+
+    id = models.BigAutoField(primary_key=True)
+    status = models.TextField()
+    claimed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        app_label = "office"
+        managed = False
+        db_table = "t" * 63
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+def test_a_long_name_is_shortened_and_stays_one_of_its_kind(create: Create, adopt: Adopt) -> None:
+    create(
+        f"CREATE TABLE {Long._meta.db_table} (id bigint PRIMARY KEY, status text,"
+        " claimed_at timestamptz)",
+        f"TABLE {Long._meta.db_table}",
+    )
+    made = installed.of_table(adopt(Long, ttl=60), connection)
+    assert len({each.name for each in made}) == len(made) == 4
+    for each in made:
+        each.create(connection)
+    assert {each.name for each in made} <= installed._found(connection).keys()
+    for each in reversed(made):
+        each.drop(connection)

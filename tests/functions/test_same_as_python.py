@@ -1,0 +1,244 @@
+"""What the functions write is what Python writes: rows, events, epochs, backoff, verdicts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import override_settings
+
+import jobreaper
+from jobreaper import conf
+from jobreaper.models import ReaperPass
+from project.media.models import Job
+from tests.rows import TIMES, Rows, ago, ahead
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Different in every run, and rightly so.
+PASSING = {"at", "reaper", "overdue_ms", "duration_ms", "queue_wait_ms", *TIMES}
+
+
+def told(rows: Rows, key: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A job and its events, without what no two runs have in common; times as set or not."""
+    row = {
+        name: (value is not None if name in TIMES else value)
+        for name, value in rows.row(key).items()
+        if name not in ("id", "created_at", "updated_at")
+    }
+    events = rows.events(key)
+    for event in events:
+        event.pop("at")
+        event["details"] = {
+            name: (value is not None if name in PASSING else value)
+            for name, value in event["details"].items()
+        }
+    return row, events
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "attempts left": {},
+    "second attempt": {"attempt_count": 2, "lease_epoch": 3},
+    "no attempt left": {"attempt_count": 3},
+    "a stage with a longer backoff": {"stage": "slow", "attempt_count": 2},
+    "on_expiry": {"stage": "once"},
+    "lost workers left": {"stage": "deadly", "reap_count": 0},
+    "no lost worker left": {"stage": "deadly", "reap_count": 1},
+    "beyond its deadline": {"deadline_at": ago(41)},
+    "beyond its deadline for the last time": {"deadline_at": ago(41), "attempt_count": 3},
+    "not due yet": {"next_earliest_run_at": ahead(60)},
+    "not due yet and no attempt left": {"next_earliest_run_at": ahead(60), "attempt_count": 3},
+    "alive": {"lease_expires_at": ahead(60)},
+    "without a lease": {"lease_expires_at": None},
+    "without a lease, with a ttl": {"stage": "silent", "lease_expires_at": None},
+    "finished": {"status": "success"},
+    "queued": {"status": "queued"},
+    "a queer stage": {"stage": "it's {odd}\n%s"},
+}
+
+SETTINGS = {
+    "HEARTBEAT_SEC": 1,
+    "RECOVERY_GRACE_SEC": 0,
+    "STAGES": {
+        "slow": {"backoff": ["1m", "1h"]},
+        "once": {"on_expiry": "fail"},
+        "deadly": {"max_reaps": 2},
+        "silent": {"ttl": "2m"},
+        "clip": {"lease": "10m", "max_runtime": "1h"},
+    },
+}
+
+
+@pytest.fixture
+def policies(as_before: None) -> Any:
+    with override_settings(JOBREAPER=SETTINGS):
+        call_command("reaper_sql", "--install", "--table", "jobs", verbosity=0)
+        yield
+    conf.reset()
+
+
+def by_python(jobs: Rows) -> None:
+    assert jobreaper.reap([Job]).all_errors == []
+
+
+def by_function(jobs: Rows) -> None:
+    jobs.sql("SELECT * FROM jobs_reap()")
+
+
+@pytest.mark.usefixtures("policies")
+def test_verdicts(jobs: Rows) -> None:
+    outcomes = []
+    for reap in (by_python, by_function):
+        keys = {name: jobs.plant_expired(**columns) for name, columns in PLANTED.items()}
+        reap(jobs)
+        outcomes.append({name: told(jobs, key) for name, key in keys.items()})
+        jobs.sql("DELETE FROM jobs")
+    for name in PLANTED:
+        assert outcomes[0][name] == outcomes[1][name], name
+    assert {outcome[0]["status"] for outcome in outcomes[0].values()} == {
+        "queued", "failed", "processing", "success"
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("policies")
+@pytest.mark.parametrize(("stage", "attempt", "wait_sec"), [("slow", 1, 60), ("slow", 2, 3600)])
+def test_backoff(jobs: Rows, stage: str, attempt: int, wait_sec: int) -> None:
+    reaped = jobs.plant_expired(stage=stage, attempt_count=attempt)
+    failed = jobs.plant(stage=stage, attempt_count=attempt - 1)
+    [claimed] = jobs.sql("SELECT * FROM jobs_claim('w1', job_id => %s)", failed)
+    jobs.sql("SELECT jobs_reap()")
+    jobs.sql("SELECT jobs_fail(%s, 'w1', %s, 'E1', 'oh')", failed, claimed["lease_epoch"])
+    for key in (reaped, failed):
+        due_in = (jobs.row(key)["next_earliest_run_at"] - jobs.now()).total_seconds()
+        assert wait_sec - 5 < due_in <= wait_sec
+
+
+@pytest.mark.usefixtures("policies")
+def test_leases_and_deadlines(jobs: Rows) -> None:
+    key = jobs.plant(stage="clip")
+    jobs.sql("SELECT jobs_claim('w1', stages => ARRAY['clip'])")
+    row = jobs.row(key)
+    assert (row["lease_expires_at"] - row["claimed_at"]).total_seconds() == 600
+    assert (row["deadline_at"] - row["claimed_at"]).total_seconds() == 3600
+    jobs.set(key, deadline_at=ahead(100))
+    assert jobs.sql("SELECT jobs_heartbeat(%s, 'w1', 1) AS held", key) == [{"held": True}]
+    row = jobs.row(key)
+    assert row["lease_expires_at"] == row["deadline_at"]
+
+
+Verb = Callable[[Rows, int], object]
+ENDINGS: dict[str, tuple[Verb, Verb]] = {
+    "finish": (
+        lambda jobs, key: claimed(key).finish(),
+        lambda jobs, key: called(jobs, key, "jobs_finish(%s, 'w1', 1)"),
+    ),
+    "release": (
+        lambda jobs, key: claimed(key).release(),
+        lambda jobs, key: called(jobs, key, "jobs_release(%s, 'w1', 1)"),
+    ),
+    "fail": (
+        lambda jobs, key: claimed(key).fail("E1", "it's {gone} %s"),
+        lambda jobs, key: called(jobs, key, "jobs_fail(%s, 'w1', 1, 'E1', 'it''s {gone} %%s')"),
+    ),
+    "fail for the last time": (
+        lambda jobs, key: claimed(key, jobs).fail("E1", None),
+        lambda jobs, key: called(jobs, key, "jobs_fail(%s, 'w1', 1, 'E1', NULL)", last=True),
+    ),
+}
+
+
+def claimed(key: int, last: Rows | None = None) -> Any:
+    if last is not None:
+        last.set(key, max_attempts=1)
+    return jobreaper.claim(Job, key, worker="w1")
+
+
+def called(jobs: Rows, key: int, call: str, last: bool = False) -> None:
+    if last:
+        jobs.set(key, max_attempts=1)
+    jobs.sql("SELECT jobs_claim('w1', job_id => %s)", key)
+    [row] = jobs.sql(f"SELECT {call} AS accepted", key)
+    assert row["accepted"] is True
+
+
+@pytest.mark.parametrize("verb", ENDINGS)
+def test_endings(jobs: Rows, verb: str) -> None:
+    outcomes = []
+    for end in ENDINGS[verb]:
+        key = jobs.plant(stage="clip")
+        end(jobs, key)
+        outcomes.append(told(jobs, key))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("verb", ["finish", "release", "fail"])
+def test_a_stale_write_is_on_record_in_the_same_way(jobs: Rows, verb: str) -> None:
+    arguments = "'w1', 1, 'E1', 'oh'" if verb == "fail" else "'w1', 1"
+    key = jobs.plant_running(lease_epoch=5, locked_by="w2")
+    [row] = jobs.sql(f"SELECT jobs_{verb}(%s, {arguments}) AS accepted", key)
+    assert row["accepted"] is False
+    [event] = jobs.events(key)
+    assert event["type"] == "job:stale_write_rejected"
+    details = event["details"]
+    assert (details["verb"], details["locked_by"], details["epoch"]) == (verb, "w1", 1)
+    assert (details["present_epoch"], details["present_locked_by"]) == (5, "w2")
+
+
+def test_without_an_epoch_the_workers_name_is_the_proof(jobs: Rows) -> None:
+    key = jobs.plant_running(lease_epoch=5, locked_by="w1")
+    assert jobs.sql("SELECT jobs_heartbeat(%s, 'w1') AS held", key) == [{"held": True}]
+    assert jobs.sql("SELECT jobs_heartbeat(%s, 'w2') AS held", key) == [{"held": False}]
+    assert jobs.sql("SELECT jobs_finish(%s, 'w2') AS held", key) == [{"held": False}]
+    assert jobs.sql("SELECT jobs_finish(%s, 'w1') AS held", key) == [{"held": True}]
+    assert jobs.row(key)["status"] == "success"
+
+
+def test_a_claim_takes_the_next_due_jobs_of_the_stages(jobs: Rows) -> None:
+    late = jobs.plant(stage="clip", next_earliest_run_at=ago(10))
+    later = jobs.plant(stage="clip", next_earliest_run_at=ago(5))
+    jobs.plant(stage="asr", next_earliest_run_at=ago(20))
+    jobs.plant(stage="clip", next_earliest_run_at=ahead(5))
+    taken = jobs.sql("SELECT * FROM jobs_claim('w1', 5, ARRAY['clip'])")
+    assert [row["id"] for row in taken] == [late, later]
+    assert taken[0]["payload"] == {}
+
+
+def test_a_paused_stage_is_not_claimed(jobs: Rows) -> None:
+    jobs.plant(stage="clip")
+    jobs.sql("INSERT INTO jobreaper_pauses (\"table\", name) VALUES ('jobs', 'clip')")
+    assert jobs.sql("SELECT * FROM jobs_claim('w1')") == []
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_stage_is_kept_to_its_max_running(jobs: Rows) -> None:
+    limits = {"clip": {"max_running": 2}, "asr's {one}": {"max_running": 1}}
+    with override_settings(JOBREAPER={"STAGES": limits}):
+        call_command("reaper_sql", "--install", "--table", "jobs", verbosity=0)
+        for stage in ("clip", "clip", "clip", "asr's {one}", "asr's {one}", "free", "free"):
+            jobs.plant(stage=stage)
+        taken = jobs.sql("SELECT stage FROM jobs_claim('w1', 10) ORDER BY stage")
+        assert [row["stage"] for row in taken] == ["asr's {one}", "clip", "clip", "free", "free"]
+        assert jobs.sql("SELECT stage FROM jobs_claim('w1', 10)") == []
+    conf.reset()
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_pass_is_held_after_a_restart(jobs: Rows) -> None:
+    key = jobs.plant_expired()
+    jobs.sql(
+        "INSERT INTO jobreaper_passes (started_at, trigger, reaper, counts)"
+        " VALUES ('2001-01-01', 'beat', 'r', '{}')"
+    )
+    with override_settings(JOBREAPER={"RECOVERY_GRACE_SEC": 999_999}):
+        call_command("reaper_sql", "--install", "--table", "jobs", verbosity=0)
+        assert jobs.sql("SELECT * FROM jobs_reap()") == []
+        by_python = jobreaper.reap([Job])
+        assert by_python.requeued == 0
+    conf.reset()
+    assert jobs.row(key)["status"] == "processing"
+    function, python = ReaperPass.objects.filter(held=True).order_by("id")
+    assert function.trigger == "sql"
+    assert function.held_reason is not None
+    assert python.held_reason is not None
+    # The seconds since the start may have gone on by some.
+    assert function.held_reason.split(";")[1] == python.held_reason.split(";")[1]
