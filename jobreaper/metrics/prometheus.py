@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from typing import Final
 
 from django.http import HttpRequest, HttpResponse
@@ -218,8 +219,12 @@ class _Page:
 collector: Final = JobreaperCollector()
 
 
+@cache
 def register() -> None:
-    """Add the collector to what every page of this process serves; called once, at start-up."""
+    """Add the collector to what every page of this process serves.
+
+    Cached, since Django runs ``AppConfig.ready()`` again where ``INSTALLED_APPS`` is overridden.
+    """
     REGISTRY.register(collector)
     for signal in (signals.job_reaped, signals.pass_finished):
         signal.connect(collector.forget, dispatch_uid="jobreaper.metrics.prometheus")
