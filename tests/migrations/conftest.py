@@ -43,9 +43,12 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
 
 @pytest.fixture
 def migrate(transactional_db: None) -> Migrate:
-    """Run `manage.py migrate` up or down to a migration."""
+    """Run `manage.py migrate` up or down to a migration; without one, all that the job tables and
+    the package need.
+    """
 
     def run(*target: str) -> None:
-        call_command("migrate", *target, verbosity=0)
+        for each in [target] if target else [("jobreaper",), ("media",), ("documents",)]:
+            call_command("migrate", *each, verbosity=0)
 
     return run

@@ -13,6 +13,8 @@ from tests.migrations.conftest import Migrate, Sql
 BEFORE = ("media", "0001_before_jobreaper")
 LEASES = ("media", "0002_leases")
 
+TABLES: dict[str, Any] = {"jobs": Job, "asr_jobs": AsrJob}
+
 OLD_INSERTS = [
     "INSERT INTO {table} DEFAULT VALUES",
     "INSERT INTO {table} (stage, payload) VALUES ('clip', '{{\"n\": 1}}')",
@@ -27,103 +29,103 @@ OLD_ROWS = (
 )
 
 
-@pytest.fixture(params=["jobs", "asr_jobs"])
-def table(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def contents(sql: Sql) -> list[list[dict[str, Any]]]:
+    return [sql(f"SELECT * FROM {table} ORDER BY id") for table in TABLES]
+
+
+def files(sql: Sql) -> list[list[dict[str, Any]]]:
+    """What changes when a table is rewritten."""
+    return [sql("SELECT pg_relation_filenode(%s::regclass) AS file", table) for table in TABLES]
 
 
 @pytest.fixture
-def model(table: str) -> Any:
-    return {"jobs": Job, "asr_jobs": AsrJob}[table]
-
-
-def test_rows_from_before_survive_and_none_is_rewritten(
-    table: str, migrate: Migrate, sql: Sql
-) -> None:
+def rows_from_before(migrate: Migrate, sql: Sql) -> None:
+    """The tables as they were, with a row in each status."""
     migrate(*BEFORE)
-    sql(OLD_ROWS.format(table=table))
-    before = sql(f"SELECT * FROM {table} ORDER BY id")
-    file = sql("SELECT pg_relation_filenode(%s::regclass) AS node", table)
+    for table in TABLES:
+        sql(OLD_ROWS.format(table=table))
 
+
+@pytest.mark.usefixtures("rows_from_before")
+def test_rows_from_before_survive_and_none_is_rewritten(migrate: Migrate, sql: Sql) -> None:
+    before, stored = contents(sql), files(sql)
     migrate(*LEASES)
-    after = sql(f"SELECT * FROM {table} ORDER BY id")
-    assert [{name: row[name] for name in before[0]} for row in after] == before
-    added = {name: row[name] for row in after for name in set(row) - set(before[0])}
-    assert {name: value for name, value in added.items() if value is not None} == {
-        "lease_epoch": 0,
-        "max_attempts": 3,
-        "reap_count": 0,
-    }
-    assert sql("SELECT pg_relation_filenode(%s::regclass) AS node", table) == file
+    assert files(sql) == stored
+    for rows, rows_before in zip(contents(sql), before, strict=True):
+        kept = [{name: row[name] for name in rows_before[0]} for row in rows]
+        assert kept == rows_before
+        added = [(name, row[name]) for row in rows for name in set(row) - set(rows_before[0])]
+        assert {name: value for name, value in added if value is not None} == {
+            "lease_epoch": 0,
+            "max_attempts": 3,
+            "reap_count": 0,
+        }
 
 
-def test_an_insert_from_before_yields_a_claimable_job(
-    table: str, model: Any, migrate: Migrate, sql: Sql
-) -> None:
-    migrate("media")
-    for insert in OLD_INSERTS:
-        [row] = sql(f"{insert.format(table=table)} RETURNING id, max_attempts")
-        assert row["max_attempts"] == 3
-        lease = claim(model, row["id"])
-        assert lease is not None
-        lease.finish()
-    assert sql(f"SELECT DISTINCT status FROM {table}") == [{"status": Status.SUCCESS}]
+def test_an_insert_from_before_yields_a_claimable_job(migrate: Migrate, sql: Sql) -> None:
+    migrate()
+    for table, model in TABLES.items():
+        for insert in OLD_INSERTS:
+            [row] = sql(f"{insert.format(table=table)} RETURNING id, max_attempts")
+            assert row["max_attempts"] == 3
+            lease = claim(model, row["id"])
+            assert lease is not None
+            lease.finish()
+        assert sql(f"SELECT DISTINCT status FROM {table}") == [{"status": Status.SUCCESS}]
 
 
-def test_a_queued_row_from_before_is_claimed_and_no_other(
-    table: str, model: Any, migrate: Migrate, sql: Sql
-) -> None:
-    migrate(*BEFORE)
-    sql(OLD_ROWS.format(table=table))
-    migrate("media")
-    [lease] = claim_next(model, 10)
-    assert lease.job.payload == {"n": 1}
-    # The attempts that the old workers counted are kept.
-    assert lease.job.attempt_count == 2
+@pytest.mark.usefixtures("rows_from_before")
+def test_a_queued_row_from_before_is_claimed_and_no_other(migrate: Migrate) -> None:
+    migrate()
+    for model in TABLES.values():
+        [lease] = claim_next(model, 10)
+        assert lease.job.payload == {"n": 1}
+        # The attempts that the old workers counted are kept.
+        assert lease.job.attempt_count == 2
 
 
+@pytest.mark.usefixtures("rows_from_before")
 def test_a_running_row_from_before_is_never_reaped_by_default_but_shown(
-    table: str, model: Any, migrate: Migrate, sql: Sql
+    migrate: Migrate, sql: Sql
 ) -> None:
-    migrate(*BEFORE)
-    sql(OLD_ROWS.format(table=table))
-    migrate("media")
-    before = sql(f"SELECT * FROM {table} ORDER BY id")
-    result = reap([model])
+    migrate()
+    before = contents(sql)
+    result = reap()
     assert (result.requeued, result.failed, result.all_errors) == (0, 0, [])
-    assert sql(f"SELECT * FROM {table} ORDER BY id") == before
-    [stuck] = model.objects.stuck().with_lease_state()
-    assert (stuck.status, stuck.lease_state) == (Status.PROCESSING, LeaseState.NONE)
+    assert contents(sql) == before
+    for model in TABLES.values():
+        [stuck] = model.objects.stuck().with_lease_state()
+        assert (stuck.status, stuck.lease_state) == (Status.PROCESSING, LeaseState.NONE)
 
 
+@pytest.mark.usefixtures("rows_from_before")
 def test_an_old_worker_finishes_its_job_after_the_migration_as_before(
-    table: str, migrate: Migrate, sql: Sql
+    migrate: Migrate, sql: Sql
 ) -> None:
-    migrate(*BEFORE)
-    sql(f"INSERT INTO {table} (status, attempt_count) VALUES ('processing', 1)")
-    migrate("media")
-    sql(f"UPDATE {table} SET last_heartbeat_at = now() WHERE status = 'processing'")
-    sql(f"UPDATE {table} SET status = 'success', updated_at = now()")
+    migrate()
+    running = "WHERE status = 'processing'"
+    sql(f"UPDATE jobs SET last_heartbeat_at = now() {running}")
+    [row] = sql(f"UPDATE jobs SET status = 'success', updated_at = now() {running} RETURNING id")
     assert reap().requeued == 0
-    assert sql(f"SELECT status FROM {table}") == [{"status": Status.SUCCESS}]
+    assert sql("SELECT status FROM jobs WHERE id = %s", row["id"]) == [{"status": Status.SUCCESS}]
 
 
-def test_the_way_back_and_forth_keeps_the_rows(table: str, migrate: Migrate, sql: Sql) -> None:
+@pytest.mark.usefixtures("rows_from_before")
+def test_the_way_back_and_forth_keeps_the_rows(migrate: Migrate, sql: Sql) -> None:
+    before = contents(sql)
+    migrate()
     migrate(*BEFORE)
-    sql(OLD_ROWS.format(table=table))
-    before = sql(f"SELECT * FROM {table} ORDER BY id")
-    migrate("media")
-    migrate(*BEFORE)
-    assert sql(f"SELECT * FROM {table} ORDER BY id") == before
-    migrate("media")
-    [lease] = claim_next(Job if table == "jobs" else AsrJob)
-    lease.finish()
+    assert contents(sql) == before
+    migrate()
+    for model in TABLES.values():
+        [lease] = claim_next(model)
+        lease.finish()
 
 
 def test_the_package_can_be_taken_out_and_put_back_and_its_events_outlive_it(
     migrate: Migrate, sql: Sql
 ) -> None:
-    migrate("media")
+    migrate()
     sql("INSERT INTO jobs DEFAULT VALUES")
     claim_next(Job)[0].finish()
     events = sql("SELECT * FROM job_events")
@@ -131,14 +133,14 @@ def test_the_package_can_be_taken_out_and_put_back_and_its_events_outlive_it(
     migrate("documents", "zero")
     migrate("jobreaper", "zero")
     assert sql("SELECT * FROM job_events") == events
-    migrate("media")
+    migrate()
     assert sql("SELECT * FROM job_events") == events
 
 
 def test_each_job_table_has_its_partial_indexes_under_the_contracts_names(
     migrate: Migrate, sql: Sql
 ) -> None:
-    migrate("media")
+    migrate()
     found = {
         row["name"]: row["definition"]
         for row in sql(
@@ -156,7 +158,7 @@ def test_each_job_table_has_its_partial_indexes_under_the_contracts_names(
 
 
 def test_every_column_may_be_left_out_of_an_insert(migrate: Migrate, sql: Sql) -> None:
-    migrate("media")
+    migrate()
     needed = sql(
         "SELECT table_name, column_name FROM information_schema.columns"
         " WHERE table_name IN ('jobs', 'asr_jobs', 'jobreaper_jobs')"

@@ -114,7 +114,7 @@ def test_the_package_writes_its_own_events_into_an_adopted_table(
     migrate: Migrate, sql: Sql
 ) -> None:
     sql("CREATE TABLE job_events (job_id uuid NOT NULL, data jsonb NOT NULL)")
-    migrate("media")
+    migrate()
     sql("INSERT INTO jobs DEFAULT VALUES")
     [lease] = claim_next(Job)
     lease.finish()
