@@ -93,8 +93,16 @@ STATIC_ROOT = BASE_DIR / ".static"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "formatters": {
+        "plain": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
+        "json": {"()": "jobreaper.logs.JsonFormatter"},
+    },
+    "handlers": {
+        "console": {
+            "class": "logging.StreamHandler",
+            "formatter": os.environ.get("DJANGO_LOG_FORMAT", "plain"),
+        }
+    },
     "root": {"handlers": ["console"], "level": "WARNING"},
     "loggers": {"jobreaper": {"level": "INFO"}},
 }

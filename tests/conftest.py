@@ -10,6 +10,14 @@ from django.db import connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
+from jobreaper import logs
+
+
+@pytest.fixture(autouse=True, scope="session")
+def strict_logs() -> None:
+    """A log key outside the list is an error."""
+    logs.strict = True
+
 
 @pytest.fixture
 def dsn(transactional_db: None) -> str:

@@ -17,8 +17,8 @@ from jobreaper import LeaseLost, cancel, claim, reap, signals
 from jobreaper.lease_groups import claim_group, finish_group
 from jobreaper.leases import Lease
 from jobreaper.models import Job as QueueJob
-from jobreaper.queue import enqueue
 from jobreaper.pauses import pause
+from jobreaper.queue import enqueue
 from jobreaper.reaper import PassResult
 from jobreaper.tables import table_of
 from project.media.models import Job
