@@ -10,7 +10,8 @@ demo: .venv/stamp
 	.venv/bin/python -m project.demo $(ARGS)
 
 test: .venv/stamp
-	.venv/bin/python -m pytest -m "not slow and not chaos and not bench" --cov --cov-report=term $(ARGS)
+	.venv/bin/python -m pytest -m "not process and not slow and not chaos and not bench" \
+		-n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 check: .venv/stamp
 	.venv/bin/ruff check .
@@ -24,7 +25,7 @@ bench: .venv/stamp
 	.venv/bin/python -m pytest -m bench -s tests/benchmarks $(ARGS)
 
 chaos: .venv/stamp
-	.venv/bin/python -m pytest -m chaos $(ARGS)
+	.venv/bin/python -m pytest -m chaos -s $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* .embedded .static .coverage* .pytest_cache .mypy_cache .ruff_cache \
