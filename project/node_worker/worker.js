@@ -1,0 +1,104 @@
+// A worker in JavaScript, beside Python workers on the same table.
+//
+//     npm install
+//     DATABASE_URL=postgresql://… node worker.js jobs    (or PGHOST, PGDATABASE, …)
+//
+// It says what it does a line at a time. On SIGTERM it gives its job back and stops.
+'use strict';
+
+const crypto = require('node:crypto');
+const os = require('node:os');
+const { setTimeout: sleep } = require('node:timers/promises');
+const { Client, escapeIdentifier } = require('pg');
+
+const table = process.argv[2] ?? 'jobs';
+const beatMs = Number(process.env.HEARTBEAT_SEC ?? 15) * 1000;
+const idleMs = 200;
+
+// Never used again after a restart: with the epoch it is the proof of a lease.
+const me = `${os.hostname()}:${process.pid}:${crypto.randomBytes(4).toString('hex')}`;
+
+const stopping = new AbortController();
+process.on('SIGTERM', () => stopping.abort());
+
+const verb = (name) => escapeIdentifier(`${table}_${name}`);
+const say = (what, job) => console.log(what, job.id);
+
+async function connect() {
+  const client = new Client({ connectionString: process.env.DATABASE_URL || undefined });
+  // Without its database a worker is of no use: its lease runs out, another one goes on.
+  client.on('error', (error) => {
+    console.error(error.message);
+    process.exit(1);
+  });
+  await client.connect();
+  return client;
+}
+
+async function ask(client, name, held) {
+  const { rows } = await client.query(`SELECT ${verb(name)}($1, $2, $3) AS held`, held);
+  return rows[0].held;
+}
+
+// The lease of one job: `lost` is aborted when the database says so, or when by the local clock,
+// which nobody sets, it must have run out while the database did not answer.
+function keep(heart, job, claimedAt) {
+  const held = [job.id, me, job.lease_epoch];
+  const lost = new AbortController();
+  const lengthMs = job.lease_expires_at - job.claimed_at;
+  let runsOutAt = claimedAt + lengthMs;
+  const timer = setInterval(async () => {
+    const sentAt = performance.now();
+    if (sentAt >= runsOutAt) lost.abort();
+    try {
+      if (await ask(heart, 'heartbeat', held)) runsOutAt = sentAt + lengthMs;
+      else lost.abort();
+    } catch (error) {
+      console.error(`heartbeat: ${error.message}`);
+    }
+  }, beatMs);
+  return { held, lost: lost.signal, letGo: () => clearInterval(timer) };
+}
+
+// The work itself. A real one does what the job's stage and payload say, and stops when it is told to.
+async function work(job, signal) {
+  await sleep((job.payload.seconds ?? 0) * 1000, undefined, { signal });
+}
+
+async function run(db, heart, job, claimedAt) {
+  const { held, lost, letGo } = keep(heart, job, claimedAt);
+  say('claimed', job);
+  try {
+    await work(job, AbortSignal.any([lost, stopping.signal]));
+    say((await ask(db, 'finish', held)) ? 'finished' : 'refused', job);
+  } catch (error) {
+    if (lost.aborted) say('lost', job);
+    else if (stopping.signal.aborted) {
+      say((await ask(db, 'release', held)) ? 'released' : 'refused', job);
+    } else {
+      const failure = [...held, error.name, error.message];
+      await db.query(`SELECT ${verb('fail')}($1, $2, $3, $4, $5)`, failure);
+      say('failed', job);
+    }
+  } finally {
+    letGo();
+  }
+}
+
+async function main() {
+  // Beats have a connection of their own: the work's may be in the middle of a transaction.
+  const [db, heart] = await Promise.all([connect(), connect()]);
+  console.log('ready');
+  while (!stopping.signal.aborted) {
+    const claimedAt = performance.now();
+    const { rows } = await db.query(`SELECT * FROM ${verb('claim')}($1)`, [me]);
+    if (rows.length) await run(db, heart, rows[0], claimedAt);
+    else await sleep(idleMs, undefined, { signal: stopping.signal }).catch(() => {});
+  }
+  await Promise.all([db.end(), heart.end()]);
+}
+
+main().catch((error) => {
+  console.error(error);
+  process.exit(1);
+});
