@@ -140,8 +140,7 @@ def test_a_beat_that_failed_is_a_warning(lines: pytest.LogCaptureFixture) -> Non
     record = the(lines, "heartbeat_failed")
     assert (record.name, record.levelname) == ("jobreaper.heartbeat", "WARNING")
     assert record.getMessage() == (
-        "heartbeat_failed database=default table=jobs leases=2 "
-        'error="the database is away"'
+        'heartbeat_failed database=default table=jobs leases=2 error="the database is away"'
     )
 
 
