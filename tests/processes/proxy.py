@@ -20,6 +20,8 @@ class Proxy:
 
     def __init__(self, dsn: str, directory: Path) -> None:
         self._target = {key: str(value) for key, value in conninfo_to_dict(dsn).items()}
+        # Whether somebody waits for an answer that does not come.
+        self.stuck = False
         self._path = directory / ".s.PGSQL.5432"
         self._flowing = threading.Event()
         self._flowing.set()
@@ -31,6 +33,7 @@ class Proxy:
         self._listen()
 
     def hang(self) -> None:
+        self.stuck = False
         self._flowing.clear()
 
     def cut(self) -> None:
@@ -71,7 +74,9 @@ class Proxy:
                         data = end.recv(65536)
                         if not data:
                             return
-                        self._flowing.wait()
+                        if not self._flowing.is_set():
+                            self.stuck = True
+                            self._flowing.wait()
                         (far if end is near else near).sendall(data)
             with self._lock:
                 self._open -= {near, far}

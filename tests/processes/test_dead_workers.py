@@ -80,6 +80,7 @@ def test_an_effect_that_was_not_committed_dies_with_its_worker(
     assert events(job) == [EventType.REAPER_REQUEUED, EventType.JOB_FINISHED]
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_every_worker_fails_when_its_attempts_are_used_up(
     start_worker: Start, job: int, row: ReadRow, ledger: Ledger, events: ReadEvents, sql: Sql
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_worker_that_wakes_while_another_has_the_job_leaves_it_alone(
     assert ledger() == []
 
 
+@pytest.mark.slow
 def test_a_worker_frozen_before_it_sends_finish_takes_its_effect_back(
     start_worker: Start, job: int, ledger: Ledger, sql: Sql
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_worker_that_cannot_reach_the_database_stops_before_its_lease_ends(
     assert ledger() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage", ["hang", "cut"])
 def test_an_outage_shorter_than_the_lease_costs_nothing(
     outage: str, proxy: Proxy, start_worker: Start, job: int, row: ReadRow, sql: Sql

@@ -107,6 +107,7 @@ def test_the_verbs_work_through_pgbouncer_in_transaction_mode(
     assert result["errors"] == []
 
 
+@pytest.mark.slow
 def test_no_timeout_of_a_pass_or_a_beat_is_left_on_a_connection_of_pgbouncers(
     through_pgbouncer: str, start: Start, start_worker: Start, job: int, row: ReadRow
 ) -> None:
@@ -121,6 +122,7 @@ def test_no_timeout_of_a_pass_or_a_beat_is_left_on_a_connection_of_pgbouncers(
                 assert client.execute(f"SHOW {timeout}").fetchone() == ("0",)
 
 
+@pytest.mark.slow
 def test_a_fleet_works_off_its_jobs_through_pgbouncer_each_once(
     through_pgbouncer: str, start: Start, sql: Sql, ledger: Ledger
 ) -> None:

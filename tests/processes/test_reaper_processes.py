@@ -76,15 +76,20 @@ def test_a_pass_killed_in_the_middle_leaves_the_rest_to_the_next_one(
     }
 
 
-@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def stops_at_once_and_cleanly(reaper: Child, how: signal.Signals = signal.SIGTERM) -> bool:
+    asked = time.monotonic()
+    reaper.process.send_signal(how)
+    assert reaper.process.wait(30) == 0
+    return time.monotonic() - asked < STOPS_WITHIN_SEC
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
 def test_a_reaper_between_passes_stops_at_once_and_cleanly(
-    name: signal.Signals, start: Start
+    how: signal.Signals, start: Start
 ) -> None:
     reaper = loop(start, REAPER_INTERVAL_SEC="60")
-    asked = time.monotonic()
-    reaper.process.send_signal(name)
-    assert reaper.process.wait(10) == 0
-    assert time.monotonic() - asked < STOPS_WITHIN_SEC
+    assert stops_at_once_and_cleanly(reaper, how)
+    assert reaper.log.endswith("stopped\n")
 
 
 def test_a_reaper_that_waits_for_a_lock_stops_at_once_and_cleanly(
@@ -93,9 +98,16 @@ def test_a_reaper_that_waits_for_a_lock_stops_at_once_and_cleanly(
     reaper = loop(start)
     lock_jobs(second_connection)
     until(lambda: sql("SELECT 1 FROM pg_locks WHERE relation = 'jobs'::regclass AND NOT granted"))
-    asked = time.monotonic()
-    assert reaper.terminate() == 0
-    assert time.monotonic() - asked < STOPS_WITHIN_SEC
+    assert stops_at_once_and_cleanly(reaper)
+
+
+def test_a_reaper_whose_database_does_not_answer_stops_at_once_and_cleanly(
+    start: Start, proxy: Proxy
+) -> None:
+    reaper = loop(start, DATABASE_URL=proxy.url, REAPER_INTERVAL_SEC="0.1")
+    proxy.hang()
+    until(lambda: proxy.stuck)
+    assert stops_at_once_and_cleanly(reaper)
 
 
 def test_a_reaper_in_mid_pass_stops_at_once_and_commits_whole_batches(
@@ -105,9 +117,7 @@ def test_a_reaper_in_mid_pass_stops_at_once_and_commits_whole_batches(
     reaper = loop(start, "--batch-size", "5")
     plant_expired(sql, total)
     until(lambda: counts(sql)["requeued"])
-    asked = time.monotonic()
-    assert reaper.terminate() == 0
-    assert time.monotonic() - asked < STOPS_WITHIN_SEC
+    assert stops_at_once_and_cleanly(reaper)
     after = counts(sql)
     assert 0 < after["requeued"] < total
     assert after["requeued"] == after["events"] == after["jobs_with_events"]
