@@ -46,6 +46,9 @@ DEFAULT_BATCH: Final = 500
 DEFAULT_POLL_SEC: Final = 1.0
 POLL_JITTER: Final = 0.1
 
+# How soon the thread that listens sees that it shall stop, or tries to listen again.
+LISTEN_SEC: Final = 0.5
+
 # A worker claims what it can run in this time by the pace of its last jobs. Where it was mistaken,
 # it gives back after the longer time what has not started: others may be idle meanwhile.
 AHEAD_SEC: Final = 1.0
@@ -217,7 +220,8 @@ class Worker:
         self.tally.claimed += len(runs)
         with self._counting:
             self._in_hand.update(runs)
-        self._last_start = local_clock()
+        if not self._waiting.qsize():
+            self._last_start = local_clock()
         for run in runs:
             self._waiting.put(run)
         if not runs:
@@ -319,12 +323,12 @@ class Worker:
                 # What came before is found by looking.
                 self._look_now()
                 while not self._stopping:
-                    for _ in connection.connection.notifies(timeout=self.poll_sec, stop_after=1):
+                    for _ in connection.connection.notifies(timeout=LISTEN_SEC, stop_after=1):
                         self._look_now()
             except (Error, psycopg.Error) as error:
                 logger.info("listening again in a moment: %s", error)
                 connection.close()
-                time.sleep(self.poll_sec)
+                time.sleep(LISTEN_SEC)
         connections.close_all()
 
     def _look_now(self) -> None:

@@ -1,0 +1,86 @@
+"""Which function handles a type."""
+
+from typing import Any
+
+import pytest
+from celery import current_app, shared_task
+
+from jobreaper import ConfigurationError, LeasedTask, enqueue, job_handler
+from jobreaper.handlers import handlers
+from jobreaper.work import Worker, run_due, unhandled_types
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+def test_a_function_handles_the_type_it_is_declared_for() -> None:
+    seen: list[Any] = []
+
+    @job_handler("mail")
+    def send(job: Any, lease: Any) -> None:
+        seen.append((job.payload, job.pk == lease.pk, lease.closed))
+
+    assert handlers()["mail"] is send
+    enqueue("mail", {"to": "x"})
+    assert run_due(5, 60).succeeded == 1
+    assert seen == [({"to": "x"}, True, False)]
+
+
+def test_two_functions_for_one_type_are_a_mistake_and_a_reload_is_none() -> None:
+    def declare() -> Any:
+        @job_handler("mail")
+        def send(job: Any, lease: Any) -> None: ...
+
+        return send
+
+    declare()
+    again = declare()
+    assert handlers()["mail"] is again
+    with pytest.raises(ConfigurationError, match=r"declare.<locals>.send does already"):
+
+        @job_handler("mail")
+        def other(job: Any, lease: Any) -> None: ...
+
+
+@pytest.fixture
+def celery_tasks() -> Any:
+    """Celery tasks that a test declares are gone after it."""
+    before = set(current_app.tasks)
+    yield
+    for name in set(current_app.tasks) - before:
+        del current_app.tasks[name]
+
+
+def test_a_celery_task_of_that_name_is_a_handler(celery_tasks: None) -> None:
+    seen: list[Any] = []
+
+    @shared_task(name="tests.send")
+    def send(to: str, copies: int = 1) -> None:
+        seen.append((to, copies))
+
+    @shared_task(name="tests.render", base=LeasedTask, model="jobreaper.Job", stage="elsewhere")
+    def render(job: Any, lease: Any) -> None:
+        seen.append((job.type, lease.epoch))
+
+    enqueue("tests.send", {"to": "x", "copies": 2})
+    enqueue("tests.render")
+    assert run_due(5, 60).succeeded == 2
+    assert seen == [("x", 2), ("tests.render", 1)]
+
+
+def test_celerys_own_tasks_are_no_handlers() -> None:
+    assert not [name for name in handlers() if name.startswith("celery.")]
+
+
+def test_handlers_are_looked_for_in_the_apps_modules() -> None:
+    # project.media.tasks declares it.
+    assert "project.media.tasks.render" in handlers()
+
+
+def test_types_without_a_handler_are_named_and_those_of_celery_are_not(celery_tasks: None) -> None:
+    @shared_task(name="tests.by_stage", base=LeasedTask, model="jobreaper.Job", stage="ours")
+    def by_stage(job: Any, lease: Any) -> None: ...
+
+    job_handler("mail")(lambda job, lease: None)
+    for type in ("mail", "fax", "fax", "ours"):
+        enqueue(type)
+    assert unhandled_types(Worker().handlers) == {"fax": 2}

@@ -1,0 +1,564 @@
+"""A worker in this process: what it claims, how each job ends, what it does when told to stop."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import override_settings
+
+from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
+from jobreaper.lease_groups import claim_group, finish_group, release_group
+from jobreaper.models import Job
+from jobreaper.tables import table_of
+from jobreaper.work import Tally, Worker
+from tests.rows import Rows, Sql, ago
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+def once(**options: Any) -> Tally:
+    return Worker(**options).run(once=True)
+
+
+@job_handler("idle")
+def idle(job: Any, lease: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _idle() -> None:
+    job_handler("idle")(idle)
+
+
+@pytest.fixture
+def working() -> Any:
+    """Start a worker in a thread; it is told to stop, and ends, when the test does."""
+    started: list[tuple[Worker, threading.Thread]] = []
+
+    def run(worker: Worker) -> None:
+        try:
+            worker.run()
+        finally:
+            connections.close_all()
+
+    def start(**options: Any) -> Worker:
+        worker = Worker(**{"poll_sec": 0.05, **options})
+        thread = threading.Thread(target=run, args=[worker])
+        thread.start()
+        started.append((worker, thread))
+        return worker
+
+    yield start
+    for worker, thread in started:
+        worker.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+class Gate:
+    """A handler that reports each job and waits until it is let go on."""
+
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
+        self.open = threading.Event()
+
+    def __call__(self, job: Any, lease: Any) -> None:
+        self.entered.append(job.pk)
+        assert self.open.wait(20)
+
+
+@pytest.fixture
+def gate(working: Any) -> Any:
+    gate = Gate()
+    job_handler("gate")(gate)
+    yield gate
+    gate.open.set()
+
+
+# How jobs end.
+
+
+@pytest.mark.parametrize("n", [1, 2, 700])
+def test_what_is_due_is_run_once_and_finished(n: int, jobs: Rows) -> None:
+    made = enqueue_many(({"payload": {"n": i}} for i in range(n)), type="idle").ids
+    assert once(batch=100) == Tally(claimed=n, succeeded=n)
+    rows = jobs.all()
+    assert {row["status"] for row in rows.values()} == {"success"}
+    assert {(row["attempt_count"], row["locked_by"]) for row in rows.values()} == {(1, None)}
+    [events] = jobs.sql(
+        "SELECT count(*), count(DISTINCT job_id) AS jobs FROM job_events"
+        " WHERE type = 'job:finished'"
+    )
+    assert events == {"count": n, "jobs": n}
+    assert jobs.event_types(made[0]) == ["job:enqueued", "job:finished"]
+
+
+def test_a_handler_that_raises_fails_its_own_job_and_no_other(
+    jobs: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    @job_handler("odd")
+    def odd(job: Any, lease: Any) -> None:
+        if job.payload["n"] % 2:
+            raise ValueError(f"{job.payload['n']} is odd")
+
+    made = enqueue_many(({"payload": {"n": n}} for n in range(6)), type="odd", max_attempts=1).ids
+    assert once() == Tally(claimed=6, succeeded=3, failed=3)
+    row = jobs.row(made[3])
+    assert (row["status"], row["fail_code"], row["fail_reason"]) == (
+        "failed",
+        "ValueError",
+        "3 is odd",
+    )
+    told = [record for record in caplog.records if record.name == "jobreaper.work"]
+    assert len(told) == 3
+    assert all(record.exc_info for record in told)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd")])
+def test_a_handler_that_exits_fails_its_job_and_does_not_end_the_worker(
+    error: BaseException, jobs: Rows
+) -> None:
+    @job_handler("exits")
+    def exits(job: Any, lease: Any) -> None:
+        raise error
+
+    job, other = enqueue("exits", max_attempts=1), enqueue("idle")
+    assert once() == Tally(claimed=2, succeeded=1, failed=1)
+    assert jobs.row(job.pk)["fail_code"] == type(error).__name__
+    assert jobs.row(other.pk)["status"] == "success"
+
+
+def test_a_handler_may_finish_in_its_own_transaction(jobs: Rows) -> None:
+    @job_handler("exact")
+    def exact(job: Any, lease: Any) -> None:
+        with transaction.atomic():
+            Job.objects.filter(pk=job.pk).update(org_id="written")
+            lease.finish()
+
+    job = enqueue("exact")
+    assert once() == Tally(claimed=1, succeeded=1)
+    row = jobs.row(job.pk)
+    assert (row["status"], row["org_id"]) == ("success", "written")
+    assert jobs.event_types(job.pk) == ["job:enqueued", "job:finished"]
+
+
+def test_a_finish_that_was_rolled_back_does_not_count(jobs: Rows) -> None:
+    @job_handler("undone")
+    def undone(job: Any, lease: Any) -> None:
+        with transaction.atomic():
+            lease.finish()
+            raise ValueError("no")
+
+    job = enqueue("undone", max_attempts=1)
+    assert once() == Tally(claimed=1, failed=1)
+    assert jobs.row(job.pk)["status"] == "failed"
+
+
+def test_a_handler_may_give_its_job_back_or_fail_it(jobs: Rows) -> None:
+    @job_handler("own")
+    def own(job: Any, lease: Any) -> None:
+        lease.fail("E", "mine", retry=False)
+
+    job = enqueue("own")
+    once()
+    assert (jobs.row(job.pk)["status"], jobs.row(job.pk)["fail_code"]) == ("failed", "E")
+
+
+def test_a_retry_is_run_when_its_time_comes(jobs: Rows) -> None:
+    tries: list[int] = []
+
+    @job_handler("third")
+    def third(job: Any, lease: Any) -> None:
+        tries.append(job.attempt_count)
+        if len(tries) < 3:
+            raise ValueError
+
+    job = enqueue("third")
+    for _ in range(3):
+        jobs.set(job.pk, next_earliest_run_at=ago(1))
+        once()
+    assert tries == [1, 2, 3]
+    assert jobs.row(job.pk)["status"] == "success"
+
+
+def test_a_job_taken_away_while_it_runs_is_lost_and_that_is_on_record(jobs: Rows) -> None:
+    @job_handler("cancelled")
+    def cancelled(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="ann")
+
+    @job_handler("fine")
+    def fine(job: Any, lease: Any) -> None: ...
+
+    lost, other = enqueue("cancelled"), enqueue("fine")
+    assert once() == Tally(claimed=2, succeeded=1, lost=1)
+    assert jobs.row(lost.pk)["status"] == "cancelled"
+    assert jobs.event_types(lost.pk)[-1] == "job:stale_write_rejected"
+    assert jobs.row(other.pk)["status"] == "success"
+
+
+def test_a_handler_that_sees_its_lease_lost_and_stops_fails_nothing(jobs: Rows) -> None:
+    @job_handler("stops")
+    def stops(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="ann")
+        lease.heartbeat()
+
+    job = enqueue("stops")
+    assert once() == Tally(claimed=1, lost=1)
+    assert jobs.event_types(job.pk) == ["job:enqueued", "admin:cancelled"]
+
+
+def test_jobs_that_handlers_enqueue_are_run_too() -> None:
+    @job_handler("chain")
+    def chain(job: Any, lease: Any) -> None:
+        if job.payload["n"]:
+            enqueue("chain", {"n": job.payload["n"] - 1})
+
+    enqueue("chain", {"n": 5})
+    assert once().succeeded == 6
+
+
+def test_a_handlers_broken_connection_is_replaced(sql: Sql, jobs: Rows) -> None:
+    """celery#4878: Django's own recycling does not run outside requests."""
+
+    @job_handler("breaks")
+    def breaks(job: Any, lease: Any) -> None:
+        connection.ensure_connection()
+        if job.payload["n"] == 0:
+            sql("SELECT pg_terminate_backend(%s)", connection.connection.info.backend_pid)
+        Job.objects.filter(pk=job.pk).update(org_id="seen")
+
+    enqueue_many(({"payload": {"n": n}} for n in range(3)), type="breaks", max_attempts=1)
+    assert once() == Tally(claimed=3, succeeded=2, failed=1)
+
+
+# What is claimed.
+
+
+def test_a_type_without_a_handler_waits_unharmed_and_is_named(
+    jobs: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = enqueue("nobodys")
+    before = jobs.row(job.pk)
+    assert once() == Tally()
+    assert jobs.row(job.pk) == before
+    assert "no handler for these types, whose jobs wait: {'nobodys': 1}" in caplog.messages
+
+
+def test_only_the_types_and_stages_asked_for_are_run(jobs: Rows) -> None:
+    job_handler("other")(lambda job, lease: None)
+    mine, other, elsewhere = enqueue("idle"), enqueue("other"), enqueue("idle", stage="elsewhere")
+    assert once(types=["idle"], stages=["idle"]).claimed == 1
+    assert jobs.row(mine.pk)["status"] == "success"
+    assert {jobs.row(job.pk)["status"] for job in (other, elsewhere)} == {"queued"}
+
+
+def test_what_is_paused_scheduled_or_of_another_table_is_left(jobs: Rows) -> None:
+    enqueue("idle")
+    jobs.plant(type="idle", next_earliest_run_at=ago(-60))
+    pause("idle")
+    assert once() == Tally()
+
+
+@override_settings(JOBREAPER={"STAGES": {"gate": {"max_running": 1}}})
+def test_max_running_holds_for_threads_as_well(gate: Gate, working: Any) -> None:
+    enqueue_many([{}] * 3, type="gate")
+    enqueue_many([{}] * 3, type="idle")
+    worker = working(concurrency=3)
+    until(lambda: worker.tally.succeeded == 3)
+    assert len(gate.entered) == 1
+    gate.open.set()
+    until(lambda: worker.tally.succeeded == 6)
+
+
+def test_threads_run_side_by_side(working: Any) -> None:
+    meet = threading.Barrier(3)
+    job_handler("meets")(lambda job, lease: meet.wait(20) and None)
+    enqueue_many([{}] * 6, type="meets")
+    worker = working(concurrency=3)
+    until(lambda: worker.tally.succeeded == 6)
+
+
+def test_a_slow_job_is_claimed_alone(gate: Gate, working: Any, jobs: Rows) -> None:
+    enqueue_many([{}] * 20, type="gate")
+    working()
+    until(lambda: gate.entered)
+    [running] = jobs.sql("SELECT count(*) FROM jobreaper_jobs WHERE status = 'processing'")
+    assert running == {"count": 1}
+
+
+def test_a_job_that_takes_longer_than_thought_does_not_keep_others_from_other_workers(
+    gate: Gate, working: Any, jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.work.LONGEST_WAIT_SEC", 0.2)
+    enqueue_many([{}] * 40, type="idle")
+    enqueue_many([{}], type="gate")
+    behind = enqueue_many([{}] * 10, type="idle").ids
+    worker = working()
+    until(lambda: gate.entered)
+    until(lambda: worker.tally.succeeded == 40)
+    # All were claimed together, by the pace of those before; what waits is given back.
+    until(lambda: {jobs.row(pk)["status"] for pk in behind} == {"queued"})
+    assert {jobs.row(pk)["attempt_count"] for pk in behind} == {0}
+    other = working()
+    until(lambda: other.tally.succeeded == 10)
+
+
+def test_a_worker_is_woken_by_what_is_enqueued(working: Any) -> None:
+    worker = working(poll_sec=600)
+    until(lambda: worker._next_claim > 0)
+    until(listens)
+    enqueue("idle")
+    until(lambda: worker.tally.succeeded == 1)
+
+
+def listens() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"jobreaper_jobs\"'"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def test_a_worker_that_hears_nothing_finds_its_jobs_by_looking(working: Any, jobs: Rows) -> None:
+    """pulpcore#2506: a notification is missed, and work waits beside an idle worker."""
+    worker = working(listen=False)
+    jobs.plant(type="idle", next_earliest_run_at=ago(1))
+    until(lambda: worker.tally.succeeded == 1)
+
+
+def test_a_listener_whose_session_ends_listens_again(working: Any, sql: Sql) -> None:
+    worker = working()
+    until(listens)
+    [listener] = sql("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN \"jobreaper_jobs\"'")
+    sql("SELECT pg_terminate_backend(%s)", listener["pid"])
+    until(
+        lambda: sql(
+            "SELECT 1 FROM pg_stat_activity WHERE query = %s AND pid <> %s",
+            'LISTEN "jobreaper_jobs"',
+            listener["pid"],
+        )
+    )
+    enqueue("idle")
+    until(lambda: worker.tally.succeeded == 1)
+
+
+# The lease.
+
+
+def test_everything_in_hand_is_beaten_and_nothing_after_its_end(
+    gate: Gate, working: Any, jobs: Rows
+) -> None:
+    """No healthy job is reaped: one that takes many leases runs to its end, once."""
+    with override_settings(JOBREAPER={"DEFAULT_LEASE_SEC": 0.6, "HEARTBEAT_SEC": 0.1}):
+        job = enqueue("gate")
+        worker = working()
+        until(lambda: gate.entered)
+        first = jobs.row(job.pk)["lease_expires_at"]
+        until(lambda: jobs.now() > first)
+        assert reap([Job]).requeued == 0
+        gate.open.set()
+        until(lambda: worker.tally.succeeded == 1)
+    until(lambda: not heartbeat.heart._leases)
+    assert gate.entered == [job.pk]
+
+
+def test_a_job_that_was_reaped_while_it_waited_for_its_turn_is_not_run(
+    gate: Gate, working: Any, jobs: Rows
+) -> None:
+    [first] = enqueue_many([{}], type="gate").ids
+    runs = claim_group(table_of(Job), 1, types=["gate"])
+    assert [run.lease.pk for run in runs] == [first]
+    cancel(Job, [first], by="ann")
+    until(lambda: _lost_after_beat(runs[0].lease))
+    worker = Worker()
+    worker._in_hand.update(runs)
+    worker._waiting.put(runs[0])
+    worker._waiting.put(None)
+    worker._run_jobs()
+    worker._end_done()
+    assert gate.entered == []
+    assert worker.tally == Tally(lost=1)
+
+
+def _lost_after_beat(lease: Any) -> bool:
+    try:
+        lease.heartbeat()
+    except Exception:
+        return True
+    return False
+
+
+def test_told_to_stop_a_worker_ends_what_runs_and_gives_the_rest_back(
+    gate: Gate, working: Any, jobs: Rows
+) -> None:
+    enqueue_many([{}] * 30, type="idle")
+    [running] = enqueue_many([{}], type="gate").ids
+    waiting = enqueue_many([{}] * 5, type="idle").ids
+    worker = working()
+    until(lambda: gate.entered)
+    until(lambda: worker.tally.succeeded == 30)
+    worker.stop()
+    until(lambda: worker.tally.released == 5)
+    assert {jobs.row(pk)["status"] for pk in waiting} == {"queued"}
+    assert {jobs.row(pk)["attempt_count"] for pk in waiting} == {0}
+    assert jobs.row(running)["status"] == "processing"
+    gate.open.set()
+    until(lambda: worker.tally.succeeded == 31)
+
+
+def test_what_was_done_while_the_database_was_away_is_finished_when_it_is_back(
+    working: Any, jobs: Rows, sql: Sql, gate: Gate
+) -> None:
+    job = enqueue("gate")
+    worker = working()
+    until(lambda: gate.entered)
+    sql("ALTER TABLE jobreaper_jobs RENAME COLUMN finished_at TO away")
+    try:
+        gate.open.set()
+        until(lambda: worker._done)
+    finally:
+        sql("ALTER TABLE jobreaper_jobs RENAME COLUMN away TO finished_at")
+    until(lambda: worker.tally.succeeded == 1)
+    assert jobs.row(job.pk)["status"] == "success"
+
+
+# Groups.
+
+
+def take(n: int) -> Any:
+    runs = claim_group(table_of(Job), n, types=["idle"])
+    assert len(runs) == n
+    for run in runs:
+        run.started_at, run.ended_at = run.claimed_at + 1, run.claimed_at + 3
+    return runs
+
+
+def test_of_a_group_each_job_ends_by_its_own_lease(jobs: Rows) -> None:
+    made = enqueue_many([{}] * 4, type="idle").ids
+    runs = take(4)
+    cancel(Job, [made[0]], by="ann")
+    jobs.set(made[1], lease_expires_at=ago(1))
+    reap([Job])
+    ending = finish_group(runs)
+    assert [run.lease.pk for run in ending.lost] == made[:2]
+    assert [run.lease.pk for run in ending.ended] == made[2:]
+    assert all(run.lease.closed for run in ending.ended)
+    assert all(run.lease.lost for run in ending.lost)
+    assert [jobs.row(pk)["status"] for pk in made] == ["cancelled", "queued", "success", "success"]
+    assert [jobs.event_types(pk)[-1] for pk in made] == [
+        "job:stale_write_rejected",
+        "job:stale_write_rejected",
+        "job:finished",
+        "job:finished",
+    ]
+    # A second try of the same group writes nothing.
+    assert finish_group(runs).ended == []
+
+
+def test_a_job_locked_by_somebody_keeps_the_others_of_its_group_waiting_no_moment(
+    jobs: Rows, second_connection: Any
+) -> None:
+    made = enqueue_many([{}] * 3, type="idle").ids
+    runs = take(3)
+    second_connection.execute("SELECT 1 FROM jobreaper_jobs WHERE id = %s FOR UPDATE", [made[1]])
+    ending = finish_group(runs)
+    assert [run.lease.pk for run in ending.ended] == [made[0], made[2]]
+    assert [run.lease.pk for run in ending.locked] == [made[1]]
+    second_connection.rollback()
+    assert finish_group(ending.locked).ended == ending.locked
+    assert jobs.row(made[1])["status"] == "success"
+
+
+def test_a_group_given_back_costs_no_attempt(jobs: Rows) -> None:
+    made = enqueue_many([{}] * 2, type="idle").ids
+    heard: list[Any] = []
+
+    def note(lease: Any, details: Any, **_: Any) -> None:
+        heard.append((lease.pk, details["attempt"]))
+
+    signals.job_released.connect(note)
+    try:
+        assert len(release_group(take(2)).ended) == 2
+    finally:
+        signals.job_released.disconnect(note)
+    assert heard == [(pk, 1) for pk in made]
+    for pk in made:
+        assert (jobs.row(pk)["status"], jobs.row(pk)["attempt_count"]) == ("queued", 0)
+        assert jobs.event_types(pk) == ["job:enqueued", "job:released"]
+
+
+def test_the_event_of_a_job_in_a_group_says_how_long_it_waited_and_ran(jobs: Rows) -> None:
+    job = enqueue("idle", org_id="acme")
+    jobs.set(job.pk, next_earliest_run_at=ago(60))
+    finish_group(take(1))
+    [_, event] = jobs.events(job.pk)
+    details = event["details"]
+    assert details["duration_ms"] == 2000
+    assert 61_000 <= details["queue_wait_ms"] < 90_000
+    assert (details["org_id"], details["type"], details["attempt"]) == ("acme", "idle", 1)
+    assert details["locked_by"]
+
+
+def test_who_listens_for_each_job_hears_of_each(jobs: Rows) -> None:
+    made = enqueue_many([{}] * 3, type="idle").ids
+    heard: list[Any] = []
+
+    def claimed(lease: Any, **_: Any) -> None:
+        heard.append(("claimed", lease.pk))
+
+    def finished(lease: Any, details: Any, **_: Any) -> None:
+        heard.append(("finished", lease.pk, details["duration_ms"]))
+
+    signals.job_claimed.connect(claimed)
+    signals.job_finished.connect(finished)
+    try:
+        finish_group(take(3))
+    finally:
+        signals.job_claimed.disconnect(claimed)
+        signals.job_finished.disconnect(finished)
+    assert heard == [("claimed", pk) for pk in made] + [("finished", pk, 2000) for pk in made]
+
+
+def test_a_batch_is_one_line_in_the_log_and_a_line_a_job_at_debug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "jobreaper.leases")
+    enqueue_many([{}] * 3, type="idle")
+    caplog.clear()
+    finish_group(take(3))
+    assert [line.split()[:3:2] for line in caplog.messages] == [
+        ["jobs_claimed", "count=3"],
+        ["jobs_finished", "count=3"],
+    ]
+    caplog.clear()
+    enqueue_many([{}] * 2, type="idle")
+    caplog.set_level(logging.DEBUG, "jobreaper.leases")
+    finish_group(take(2))
+    events = [line.split()[0] for line in caplog.messages if line.startswith("job_")]
+    assert events == ["job_claimed"] * 2 + ["job_finished"] * 2
+
+
+def test_a_finish_whose_answer_was_lost_counts_once(
+    jobs: Rows, monkeypatch: pytest.MonkeyPatch, sql: Sql
+) -> None:
+    """The connection ends after the commit and before the answer."""
+    from jobreaper import lease_groups
+
+    job = enqueue("idle")
+    runs = take(1)
+    fetch: Callable[..., Any] = lease_groups.fetch
+    answers = iter([True, False])
+
+    def fetch_and_lose(*args: Any) -> Any:
+        rows = fetch(*args)
+        if next(answers):
+            sql("SELECT pg_terminate_backend(%s)", connection.connection.info.backend_pid)
+            Job.objects.exists()
+        return rows
+
+    monkeypatch.setattr(lease_groups, "fetch", fetch_and_lose)
+    assert finish_group(runs).ended == runs
+    assert jobs.event_types(job.pk) == ["job:enqueued", "job:finished"]
