@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.apps import apps
@@ -48,7 +48,7 @@ class AddLeaseColumns(Operation):
         model_state = state.models[app_label, self.model_name.lower()]
         for field in LeasedJob._meta.local_fields:
             if field.name not in model_state.fields:
-                state.add_field(app_label, self.model_name, field.name, field.clone(), True)
+                state.add_field(app_label, self.model_name.lower(), field.name, field.clone(), True)
         model = state.apps.get_model(app_label, self.model_name)
         for index in _indexes(model):
             if index.name not in [own.name for own in model_state.options.get("indexes", [])]:
@@ -68,11 +68,13 @@ class AddLeaseColumns(Operation):
         _refuse_transaction(schema_editor)
         new = self._new_fields(app_label, from_state, model)
         columns = []
+        defaults: list[Any] = []
         for field in new:
-            definition, _ = schema_editor.column_sql(model, field)
+            definition, params = schema_editor.column_sql(model, field)
             column = schema_editor.quote_name(str(field.column))
             columns.append(f"ADD COLUMN IF NOT EXISTS {column} {definition}")
-        _alter(schema_editor, model, columns)
+            defaults += params or ()
+        _alter(schema_editor, model, columns, defaults)
         for index in _indexes(model):
             _drop_unless_valid(schema_editor, model, index)
             statement = index.create_sql(model, schema_editor, concurrently=True)
@@ -135,25 +137,30 @@ def _refuse_transaction(schema_editor: BaseDatabaseSchemaEditor) -> None:
 
 
 def _alter(
-    schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model], changes: Iterable[str]
+    schema_editor: BaseDatabaseSchemaEditor,
+    model: type[models.Model],
+    changes: Iterable[str],
+    params: Sequence[Any] = (),
 ) -> None:
     table = schema_editor.quote_name(model._meta.db_table)
     statement = f"ALTER TABLE {table} {', '.join(changes)}"
     for _ in range(TRIES - 1):
         try:
-            _alter_once(schema_editor, statement)
+            _alter_once(schema_editor, statement, params)
         except OperationalError as error:
             logger.info("waiting for a lock on %s: %s", model._meta.db_table, error)
             time.sleep(WAIT_SEC * random.uniform(0.5, 1.5))
         else:
             return
-    _alter_once(schema_editor, statement)
+    _alter_once(schema_editor, statement, params)
 
 
-def _alter_once(schema_editor: BaseDatabaseSchemaEditor, statement: str) -> None:
+def _alter_once(
+    schema_editor: BaseDatabaseSchemaEditor, statement: str, params: Sequence[Any]
+) -> None:
     with transaction.atomic(using=schema_editor.connection.alias):
         schema_editor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        schema_editor.execute(statement)
+        schema_editor.execute(statement, params)
 
 
 def _drop_unless_valid(

@@ -1,0 +1,153 @@
+"""The SQL that `docs/sql-functions.md` offers runs, and does what the page says."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.docs import markdown
+from tests.rows import Rows, Sql, ago
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = markdown.page("sql-functions")
+
+
+def snippet(first_line: str) -> str:
+    codes = [code for _, code in markdown.blocks(PAGE, "sql")]
+    [code] = [code for code in codes if code.startswith(f"-- {first_line}\n")]
+    return code
+
+
+@pytest.fixture
+def executor_jobs(sql: Sql) -> Rows:
+    return Rows(sql, "executor_jobs")
+
+
+def stale(jobs: Rows, **columns: object) -> object:
+    return jobs.plant(
+        **{
+            "type": "run_tsa",
+            "status": "running",
+            "locked_at": ago(35 * 60),
+            "locked_by": "executor-1",
+            "attempts": 1,
+            **columns,
+        }
+    )
+
+
+@pytest.fixture
+def reap_everything(sql: Sql) -> Iterator[None]:
+    sql(snippet("reap until nothing is left"))
+    yield
+    sql("DROP PROCEDURE reap_everything()")
+
+
+@pytest.fixture
+def orchestrator(sql: Sql) -> Iterator[None]:
+    sql(snippet("an orchestrator"))
+    yield
+    sql("DROP FUNCTION process_orchestrator_jobs()")
+
+
+def test_every_function_of_the_page_is_there_with_its_signature(sql: Sql) -> None:
+    signatures = {
+        row["name"]: row["arguments"]
+        for row in sql(
+            "SELECT proname AS name, pg_get_function_arguments(oid) AS arguments FROM pg_proc"
+            " WHERE proname LIKE 'jobs\\_%%'"
+        )
+    }
+    types = {"integer": "int", "DEFAULT": "default", "NULL::": "null::"}
+    for name, arguments in signatures.items():
+        for theirs, ours in types.items():
+            arguments = arguments.replace(theirs, ours)
+        arguments = arguments.replace("null::text[]", "null").replace("null::bigint", "null")
+        assert f"`{name}({arguments})`" in PAGE
+    assert len(signatures) == 6
+
+
+def test_a_workers_statements(sql: Sql, jobs: Rows) -> None:
+    key = jobs.plant(stage="clip")
+    claim, heartbeat, finish = (
+        line for line in snippet("a worker's statements").splitlines() if line.startswith("SELECT")
+    )
+    [row] = sql(claim)
+    assert row == {"id": key, "lease_epoch": 1, "payload": {}}
+    assert sql(heartbeat.replace("(1,", f"({key},")) == [{"jobs_heartbeat": True}]
+    assert sql(finish.replace("(1,", f"({key},")) == [{"jobs_finish": True}]
+
+
+def test_the_functions_of_executor_jobs(sql: Sql, executor_jobs: Rows) -> None:
+    reclaim, heartbeat = snippet("executor_jobs").split(";\n")[:2]
+    stale(executor_jobs)
+    [row] = sql(reclaim)
+    assert row["outcome"] == "requeued"
+    assert sql(heartbeat) == [{"update_job_heartbeat": False}]
+
+
+@pytest.mark.usefixtures("reap_everything")
+def test_the_scheduled_job_reaps_until_nothing_is_left(
+    sql: Sql, jobs: Rows, executor_jobs: Rows
+) -> None:
+    # More than two batches.
+    sql("""
+        INSERT INTO jobs (status, lease_expires_at, lease_epoch, attempt_count, locked_by)
+        SELECT 'processing', now() - interval '1 minute', 1, 1, 'w' FROM generate_series(1, 2100)
+    """)
+    stale(executor_jobs)
+    scheduled = snippet("pg_cron").split("'")[-2]
+    assert scheduled == "CALL reap_everything()"
+    sql(scheduled)
+    assert sql("SELECT count(*) FROM jobs WHERE status = 'queued'") == [{"count": 2100}]
+    assert sql("SELECT count(*) FROM job_events") == [{"count": 2101}]
+    [passes] = sql("SELECT count(*), sum(requeued) FROM jobreaper_passes WHERE trigger = 'sql'")
+    assert passes == {"count": 6, "sum": 2101}
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_the_orchestrator_reclaims_then_wakes_the_worker(
+    sql: Sql, executor_jobs: Rows, second_connection: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    job = stale(executor_jobs)
+    second_connection.autocommit = True
+    second_connection.execute("LISTEN executor_jobs")
+    assert sql("SELECT process_orchestrator_jobs() AS waiting") == [{"waiting": 1}]
+    assert executor_jobs.row(job)["status"] == "queued"
+    [note] = second_connection.notifies(timeout=10, stop_after=1)
+    assert (note.channel, note.payload) == ("executor_jobs", "1")
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_the_orchestrator_goes_on_when_reclaiming_fails(
+    sql: Sql, executor_jobs: Rows, dsn: str
+) -> None:
+    job = stale(executor_jobs)
+    executor_jobs.plant(type="run_tsa")
+    sql("ALTER TABLE executor_jobs ADD CONSTRAINT no_return CHECK (last_error IS NULL)")
+    try:
+        with psycopg.connect(dsn, autocommit=True) as orchestrator:
+            warnings: list[str] = []
+            orchestrator.add_notice_handler(lambda d: warnings.append(str(d.message_primary)))
+            orchestrator.execute("LISTEN executor_jobs")
+            [waiting] = orchestrator.execute("SELECT process_orchestrator_jobs()").fetchall()
+            assert waiting == (1,)
+            [note] = orchestrator.notifies(timeout=10, stop_after=1)
+            assert note.payload == "1"
+            assert len(warnings) == 1
+            assert warnings[0].startswith("reclaiming stale jobs failed: ")
+    finally:
+        sql("ALTER TABLE executor_jobs DROP CONSTRAINT no_return")
+    assert executor_jobs.row(job)["status"] == "running"
+
+
+def test_views_have_the_columns_of_the_page(sql: Sql, jobs: Rows) -> None:
+    jobs.plant_running()
+    [shown] = sql("TABLE jobs_stale_monitor")
+    [documented] = [
+        markdown.code(cell)
+        for view, cell in markdown.rows(markdown.section(PAGE, "Views"))
+        if "monitor" in view
+    ]
+    assert list(shown) == documented
