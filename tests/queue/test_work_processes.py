@@ -1,0 +1,147 @@
+"""`manage.py work` as a process: started, stopped, killed."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobreaper import enqueue, enqueue_many, reap
+from jobreaper.models import Job
+from tests.processes.children import Child
+from tests.rows import Rows, Sql
+from tests.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def work(database_url: str, tmp_path: Path) -> Iterator[Start]:
+    """Start `manage.py work` on the test database; all are gone when the test ends."""
+    children: list[Child] = []
+
+    def start(*options: str) -> Child:
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.queue.settings",
+            "DATABASE_URL": database_url,
+            "DEFAULT_LEASE_SEC": "2",
+            "HEARTBEAT_SEC": "0.4",
+        }
+        log = tmp_path / f"work-{len(children)}.log"
+        child = Child(["manage.py", "work", *options], environment, log)
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.end()
+
+
+@pytest.fixture
+def ledger(sql: Sql) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The effects of all jobs so far."""
+    sql("CREATE TABLE ledger (job_id text, epoch bigint)")
+    yield lambda: sql("SELECT job_id, count(*) FROM ledger GROUP BY 1")
+    sql("DROP TABLE ledger")
+
+
+def statuses(jobs: Rows) -> set[str]:
+    return {row["status"] for row in jobs.all().values()}
+
+
+def test_once_runs_what_is_due_says_what_it_did_and_exits(work: Start, jobs: Rows) -> None:
+    enqueue_many([{}] * 30, type="noop")
+    waits = enqueue("nobodys")
+    worker = work("--once")
+    assert worker.process.wait(60) == 0
+    assert worker.lines() == ["30 succeeded, 0 failed, 0 given back, 0 lost"]
+    assert "{'nobodys': 1}" in worker.log
+    assert jobs.row(waits.pk)["status"] == "queued"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_ends_what_runs_gives_the_rest_back_and_exits_with_0(
+    number: signal.Signals, work: Start, jobs: Rows
+) -> None:
+    """celery#2700: a rolling deploy orphans nothing, and eats no attempts."""
+    enqueue_many([{}] * 21, type="noop")
+    [running] = enqueue_many([{}], type="until-told").ids
+    behind = enqueue_many([{}] * 5, type="noop").ids
+    worker = work("--no-listen")
+    assert worker.answer() == f"began {running}"
+    worker.process.send_signal(number)
+    until(lambda: {jobs.row(pk)["status"] for pk in behind} == {"queued"})
+    worker.say("go on")
+    assert worker.process.wait(20) == 0
+    assert worker.answer() == "22 succeeded, 0 failed, 5 given back, 0 lost"
+    assert jobs.row(running)["status"] == "success"
+    assert {jobs.row(pk)["attempt_count"] for pk in behind} == {0}
+
+
+def test_told_twice_it_ends_at_once_and_the_lease_does_the_rest(work: Start, jobs: Rows) -> None:
+    [running] = enqueue_many([{}], type="until-told").ids
+    worker = work()
+    assert worker.answer() == f"began {running}"
+    worker.process.terminate()
+    until(lambda: _took_notice(worker))
+    assert worker.process.wait(20) == -signal.SIGTERM
+    until(lambda: reap([Job]).requeued == 1)
+
+
+def _took_notice(worker: Child) -> bool:
+    """Whether the first signal was taken, so that the next one ends the process."""
+    worker.process.terminate()
+    return worker.process.poll() is not None
+
+
+def test_an_idle_worker_exits_soon(work: Start, jobs: Rows, sql: Sql) -> None:
+    worker = work()
+    until(lambda: sql("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"))
+    assert worker.terminate(5) == 0
+
+
+def test_of_a_worker_killed_in_the_middle_no_job_is_lost_and_no_effect_doubled(
+    work: Start, jobs: Rows, ledger: Callable[[], list[dict[str, Any]]]
+) -> None:
+    enqueue_many([{}] * 300, type="ledger")
+    killed = work("--batch", "50")
+    until(lambda: len(ledger()) > 20)
+    killed.kill()
+    work()
+    work("--concurrency", "2")
+    until(lambda: (reap([Job]), statuses(jobs))[1] == {"success"}, timeout_sec=60)
+    effects = ledger()
+    assert len(effects) == 300
+    assert {effect["count"] for effect in effects} == {1}
+
+
+def test_two_workers_share_the_work_and_run_each_job_once(
+    work: Start, jobs: Rows, ledger: Callable[[], list[dict[str, Any]]], sql: Sql
+) -> None:
+    enqueue_many([{}] * 400, type="ledger")
+    workers = [work("--once", "--batch", "20") for _ in range(2)]
+    assert [worker.process.wait(60) for worker in workers] == [0, 0]
+    assert len(ledger()) == 400
+    finished = sql(
+        "SELECT count(*), count(DISTINCT job_id) AS jobs FROM job_events"
+        " WHERE type = 'job:finished'"
+    )
+    assert finished == [{"count": 400, "jobs": 400}]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--type", "nobodys"], "there is no handler for nobodys"),
+        (["--concurrency", "0"], "it must be at least 1"),
+        (["--poll", "0"], "it must be more than 0"),
+        (["--batch", "many"], "invalid"),
+    ],
+)
+def test_bad_usage_is_said_and_exits_with_2(options: list[str], said: str, work: Start) -> None:
+    worker = work(*options)
+    assert worker.process.wait(60) == 2
+    assert said in worker.log
