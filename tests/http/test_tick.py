@@ -219,7 +219,7 @@ def test_a_session_does_not_make_up_for_a_wrong_token(staff: Client) -> None:
 
 
 @pytest.mark.parametrize("flags", [{"is_staff": False}, {"is_staff": True, "is_active": False}])
-def test_users_who_are_not_active_staff_may_not(flags: dict[str, bool], seen: list[Any]) -> None:
+def test_users_who_are_not_active_staff_may_not(flags: dict[str, Any], seen: list[Any]) -> None:
     user = get_user_model().objects.create_user("bob", **flags)
     try:
         client = Client()

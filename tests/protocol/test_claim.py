@@ -1,6 +1,7 @@
 """Claim: which job, in which order, and exactly what is written."""
 
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -195,6 +196,17 @@ def test_a_locked_job_is_not_waited_for(
     assert keys(claim_next(Job, 2)) == [free]
 
 
+@pytest.fixture(params=["on", "off"])
+def index(sql: Sql, request: pytest.FixtureRequest) -> Iterator[None]:
+    """An index may bring the order along, or not be used at all."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET enable_indexscan = {request.param}")
+        cursor.execute(f"SET enable_bitmapscan = {request.param}")
+    yield
+    connection.close()
+
+
+@pytest.mark.usefixtures("index")
 def test_the_next_jobs_are_those_that_have_waited_longest_then_the_oldest_rows(
     jobs: Rows,
 ) -> None:
@@ -207,18 +219,20 @@ def test_the_next_jobs_are_those_that_have_waited_longest_then_the_oldest_rows(
     assert claim_next(Job) == []
 
 
+@pytest.mark.usefixtures("index")
 def test_jobs_due_at_the_same_time_go_by_their_ids(jobs: Rows, sql: Sql) -> None:
     planted = [jobs.plant() for _ in range(4)]
     sql("UPDATE jobs SET next_earliest_run_at = now() - interval '1 second'")
     assert [keys(claim_next(Job))[0] for _ in planted] == planted
 
 
+@pytest.mark.usefixtures("index")
 def test_several_jobs_are_claimed_at_once_and_come_in_order(jobs: Rows) -> None:
-    third, fourth = jobs.plant(), jobs.plant()
-    second = jobs.plant(next_earliest_run_at=ago(1))
-    first = jobs.plant(next_earliest_run_at=ago(100))
-    assert keys(claim_next(Job, 3)) == [first, second, third]
-    assert keys(claim_next(Job, 3)) == [fourth]
+    untimed = [jobs.plant() for _ in range(3)]
+    waited = {sec: jobs.plant(next_earliest_run_at=ago(sec)) for sec in (30, 10, 50, 20, 40)}
+    order = [waited[sec] for sec in (50, 40, 30, 20, 10)] + untimed
+    assert keys(claim_next(Job, 6)) == order[:6]
+    assert keys(claim_next(Job, 6)) == order[6:]
 
 
 def test_a_claim_of_several_is_one_statement(jobs: Rows, django_assert_num_queries: Any) -> None:

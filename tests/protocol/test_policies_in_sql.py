@@ -117,7 +117,7 @@ def columns_of(job: Lost) -> dict[str, Any]:
     st.lists(st.none() | st.integers(0, 2**31 - 1), min_size=1, max_size=4),
     st.sampled_from(["it", "asr", None, "unheard-of"]),
 )
-@example(300, {"sla_factor": 0.1}, [2**31 - 1], "it")
+@example(300, {"sla_factor": 100}, [2**31 - 1], "it")
 @example(300, {"max_runtime": 300}, [None], "it")
 @by_example
 def test_the_length_of_a_lease_is_that_of_the_policies_at_claim_and_at_every_beat(

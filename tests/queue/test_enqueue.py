@@ -187,7 +187,7 @@ def test_skip_returns_the_job_that_is_there_as_it_is(jobs: Rows) -> None:
     "other", [{"org_id": "other"}, {"payload": {"a": 2}}, {"type": "sms"}, {"dedupe_key": "mine"}]
 )
 def test_another_type_owner_payload_or_key_is_another_job(other: dict[str, Any]) -> None:
-    same = {"type": "mail", "payload": {"a": 1}, "org_id": "acme", "dedupe": "skip"}
+    same: dict[str, Any] = {"type": "mail", "payload": {"a": 1}, "org_id": "acme", "dedupe": "skip"}
     assert enqueue(**same).pk != enqueue(**{**same, **other}).pk
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from django.db import connections, transaction
@@ -97,7 +98,7 @@ def test_batches_of_the_same_jobs_in_different_orders_do_not_lock_each_other_out
         return sum(enqueue_many(rows, type="mail", dedupe="skip").made for _ in range(3))
 
     there, back = list(numbers), list(reversed(numbers))
-    makers = [rivals.start(lambda order=order: make(order)) for order in (there, back, there)]
+    makers = [rivals.start(partial(make, order)) for order in (there, back, there)]
     assert sum(maker.result() for maker in makers) == len(numbers)
     assert len(jobs.all()) == len(numbers)
 

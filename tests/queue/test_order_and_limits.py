@@ -1,5 +1,6 @@
 """Which job comes next: priorities, times, pauses, and how many of a stage may run."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -163,13 +164,15 @@ def test_a_dead_job_takes_no_place(jobs: Rows) -> None:
 @TWO
 def test_rivals_do_not_overshoot(rivals: Rivals, jobs: Rows) -> None:
     heavy = enqueue_many([{}] * 40, type="heavy").ids
+
+    def claim_each(half: Any) -> None:
+        for pk in half:
+            claim(Job, pk)
+
     claimers = [
         rivals.start(lambda: [claim_next(Job, 3) for _ in range(4)] and None) for _ in range(4)
     ]
-    claimers += [
-        rivals.start(lambda half=half: [claim(Job, pk) for pk in half] and None)
-        for half in (heavy[20:30], heavy[30:])
-    ]
+    claimers += [rivals.start(partial(claim_each, half)) for half in (heavy[20:30], heavy[30:])]
     for claimer in claimers:
         claimer.result()
     [running] = jobs.sql("SELECT count(*) FROM jobreaper_jobs WHERE status = 'processing'")

@@ -549,7 +549,7 @@ def test_a_finish_whose_answer_was_lost_counts_once(
 
     job = enqueue("idle")
     runs = take(1)
-    fetch: Callable[..., Any] = lease_groups.fetch
+    fetch: Callable[..., Any] = lease_groups.fetch  # type: ignore[attr-defined]
     answers = iter([True, False])
 
     def fetch_and_lose(*args: Any) -> Any:
