@@ -186,7 +186,7 @@ class Lease:
         """
         self._end("release", {})
 
-    def save_job(self, using: str, save: Callable[[], None]) -> None:
+    def save_job(self, using: str, save: Callable[[], object]) -> None:
         """Call ``save``, which writes ``job``, in a transaction that finds the lease still ours.
 
         Raises:
@@ -195,8 +195,9 @@ class Lease:
         with transaction.atomic(using=using):
             rows = self.table.model._base_manager.using(using).select_for_update(no_key=True)
             if list(rows.filter(pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
-                return save()
-        return self._reject(self.table.connection(using), "save")
+                save()
+                return
+        self._reject(self.table.connection(using), "save")
 
     @property
     def wants_beats(self) -> bool:

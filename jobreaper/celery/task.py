@@ -163,7 +163,12 @@ def _end(lease: Lease, error: BaseException) -> bool:
         return lease.fail(error.exc or error, delay_sec=_seconds_until(error.when))
     if isinstance(error, Ignore):
         model = type(lease.job)
-        control.cancel(model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED)
+        lease.save_job(
+            lease.alias,
+            lambda: control.cancel(
+                model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED
+            ),
+        )
         return False
     if isinstance(error, Reject):
         reason, requeue = error.args

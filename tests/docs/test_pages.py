@@ -61,6 +61,6 @@ def test_reap_commands_have_options_that_exist(page: Path) -> None:
     parser = Command().create_parser("manage.py", "reap")
     parser.error = refuse  # type: ignore[method-assign]
     for command in markdown.commands(page.read_text()):
-        program, _, arguments = command.partition(" reap")
+        program, _, arguments = f"{command} ".partition(" reap ")
         if program.endswith("manage.py"):
             parser.parse_args(arguments.split())

@@ -528,9 +528,3 @@ def run(sql: Sql, examples: int, steps: int, **options: Any) -> None:
 
 def test_whatever_happens_the_rules_hold(sql: Sql) -> None:
     run(sql, examples=12, steps=30, derandomize=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_whatever_happens_for_longer_the_rules_hold(sql: Sql) -> None:
-    run(sql, examples=300, steps=60, derandomize=False)
