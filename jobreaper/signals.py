@@ -51,8 +51,9 @@ def wanted_one_by_one(signal: Signal) -> bool:
 
 jobs_enqueued = Signal()
 job_claimed = Signal()
-run_started = Signal()
-run_ended = Signal()
+# Sent for each job of a fast worker.
+run_started = Signal(use_caching=True)
+run_ended = Signal(use_caching=True)
 job_finished = Signal()
 job_retried = Signal()
 job_failed = Signal()

@@ -157,7 +157,7 @@ def _note_outcome(lease: Lease, outcome: str, **_: Any) -> None:
 
 
 def _run_ended(lease: Lease, error: BaseException | None, **_: Any) -> None:
-    run = _runs.pop(lease, None)
+    run = _runs.pop(lease, None) if _runs else None
     if run is None:
         return
     context.detach(run.token)

@@ -234,7 +234,9 @@ class Worker:
         try:
             while (run := self._waiting.get()) is not None:
                 self._last_start = run.started_at = local_clock()
+                signals.run_started.send_robust(Job, lease=run.lease)
                 run.error = call(self.handlers[run.lease.job.type], run.lease)
+                signals.run_ended.send_robust(Job, lease=run.lease, error=run.error)
                 run.ended_at = local_clock()
                 self._done.append(run)
                 waiting = self._waiting.qsize()

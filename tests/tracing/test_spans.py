@@ -12,10 +12,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
 
-from jobreaper import LeaseLost, claim, hold, reap, tracing
+from jobreaper import LeaseLost, claim, enqueue, handlers, hold, job_handler, reap, tracing
 from jobreaper.leases import Lease
 from jobreaper.models import Job as OwnJob
 from jobreaper.states import EventType
+from jobreaper.work import Worker
 from project.media.models import Job
 from tests.rows import Rows, ago
 from tests.tracing.conftest import Spans
@@ -232,6 +233,30 @@ class TestEnqueued:
             pass
         assert ids(spans.runs[0].parent) == of(spans.one("around"))
         assert links(spans.runs[0]) == []
+
+
+class TestHandlers:
+    """Runs of `manage.py work`."""
+
+    def test_each_is_a_run_in_the_trace_of_its_job(self, spans: Spans) -> None:
+        @job_handler("traced")
+        def handle(job: Any, lease: Lease) -> None:
+            with spans.tracer.start_as_current_span("handling"):
+                if job.payload["fails"]:
+                    raise ValueError("s3cret")
+
+        try:
+            with spans.tracer.start_as_current_span("request"):
+                enqueue("traced", {"fails": False})
+                enqueue("traced", {"fails": True}, max_attempts=1)
+            tally = Worker(types=["traced"], listen=False).run(once=True)
+        finally:
+            del handlers._handlers["traced"]
+        assert (tally.succeeded, tally.failed) == (1, 1)
+        assert {ids(run.parent) for run in spans.runs} == {of(spans.one("request"))}
+        inside = spans.named("handling")
+        assert {ids(span.parent) for span in inside} == {of(run) for run in spans.runs}
+        assert [attributes(run).get("error.type") for run in spans.runs].count("ValueError") == 1
 
 
 class TestPasses:
