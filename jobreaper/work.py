@@ -234,9 +234,7 @@ class Worker:
         try:
             while (run := self._waiting.get()) is not None:
                 self._last_start = run.started_at = local_clock()
-                signals.run_started.send_robust(Job, lease=run.lease)
                 run.error = call(self.handlers[run.lease.job.type], run.lease)
-                signals.run_ended.send_robust(Job, lease=run.lease, error=run.error)
                 run.ended_at = local_clock()
                 self._done.append(run)
                 waiting = self._waiting.qsize()
@@ -350,11 +348,14 @@ class Worker:
 
 def call(handler: Handler, lease: Lease) -> BaseException | None:
     """Run a handler on a job whose lease still stands; return what it raised."""
-    error: BaseException | None = None
-    model = lease.table.model
     try:
         lease.check()
-        signals.run_started.send_robust(model, lease=lease)
+    except LeaseLost as lost:
+        return lost
+    error: BaseException | None = None
+    model = lease.table.model
+    signals.run_started.send_robust(model, lease=lease)
+    try:
         handler(lease.job, lease)
     # Whatever a handler raises, sys.exit() included, is its own job's affair.
     except BaseException as raised:

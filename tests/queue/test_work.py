@@ -522,6 +522,26 @@ def test_who_listens_for_each_job_hears_of_each(jobs: Rows) -> None:
     assert heard == [("claimed", pk) for pk in made] + [("finished", pk, 2000) for pk in made]
 
 
+def test_each_run_is_announced_once_at_its_start_and_at_its_end(jobs: Rows) -> None:
+    made = enqueue_many([{}] * 2, type="idle").ids
+    heard: list[Any] = []
+
+    def started(lease: Any, **_: Any) -> None:
+        heard.append(("started", lease.pk))
+
+    def ended(lease: Any, error: Any, **_: Any) -> None:
+        heard.append(("ended", lease.pk, error))
+
+    signals.run_started.connect(started)
+    signals.run_ended.connect(ended)
+    try:
+        once()
+    finally:
+        signals.run_started.disconnect(started)
+        signals.run_ended.disconnect(ended)
+    assert heard == [note for pk in made for note in (("started", pk), ("ended", pk, None))]
+
+
 def test_a_batch_is_one_line_in_the_log_and_a_line_a_job_at_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
