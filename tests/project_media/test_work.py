@@ -25,11 +25,14 @@ def seconds_of(path: Path) -> float:
 
 
 def picture_of(path: Path) -> bytes:
-    frames = imageio_ffmpeg.read_frames(str(path), pix_fmt="gray")
-    next(frames)
-    picture = bytes(next(frames))
-    frames.close()
-    return picture
+    return subprocess.run(
+        [
+            *(imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", f"file:{path}"),
+            *("-frames:v", "1", "-pix_fmt", "gray", "-f", "rawvideo", "-"),
+        ],
+        capture_output=True,
+        check=True,
+    ).stdout
 
 
 def test_a_clip_is_the_wanted_part_of_the_source(source: Path, tmp_path: Path) -> None:
