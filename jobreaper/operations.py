@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-import logging
-import random
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import NotSupportedError, OperationalError, models, router, transaction
+from django.db import NotSupportedError, models, router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
 from jobreaper import installed
 from jobreaper.base import LeasedJob, lease_indexes
+from jobreaper.livetable import LiveTable
 from jobreaper.tables import table_of
 
-logger = logging.getLogger(__name__)
-
-# ALTER TABLE waits for every transaction that uses the table, and everything after it waits for
-# the ALTER TABLE: so it waits briefly, lets traffic through, and tries again.
-LOCK_TIMEOUT: Final = "2s"
-TRIES: Final = 30
-WAIT_SEC: Final = 1.0
+# What the operation adds is settled for good: migrations that have run are read anew by every later
+# version of this package. What LeasedJob gains later is for makemigrations to find.
+COLUMNS: Final = frozenset(
+    {
+        "status",
+        "stage",
+        "locked_by",
+        "claimed_at",
+        "lease_expires_at",
+        "last_heartbeat_at",
+        "lease_epoch",
+        "attempt_count",
+        "max_attempts",
+        "reap_count",
+        "next_earliest_run_at",
+        "expected_duration_ms",
+        "deadline_at",
+        "finished_at",
+        "dispatched_at",
+        "fail_code",
+        "fail_reason",
+    }
+)
+INDEXES: Final = ("status_lease", "queued_due", "queued_priority")
 
 
 class AddLeaseColumns(Operation):
@@ -33,12 +48,12 @@ class AddLeaseColumns(Operation):
 
     The columns are nullable or have a constant default, so no row is rewritten; all are added by
     one statement that waits two seconds for its lock and is tried again. The indexes are built
-    concurrently. Old code goes on inserting and updating meanwhile. The migration must have
-    ``atomic = False``. Run again after an interruption, it goes on where it stopped.
+    concurrently, those of a partitioned table partition by partition. Old code goes on inserting
+    and updating meanwhile. The migration must have ``atomic = False``. Run again after an
+    interruption, it goes on where it stopped.
     """
 
     reversible = True
-    reduces_to_sql = False
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
@@ -47,10 +62,10 @@ class AddLeaseColumns(Operation):
         """Add the fields and indexes to the model."""
         model_state = state.models[app_label, self.model_name.lower()]
         for field in LeasedJob._meta.local_fields:
-            if field.name not in model_state.fields:
+            if field.name in COLUMNS - model_state.fields.keys():
                 state.add_field(app_label, self.model_name.lower(), field.name, field.clone(), True)
         model = state.apps.get_model(app_label, self.model_name)
-        for index in _indexes(model):
+        for index in _indexes_of(model)(model._meta.db_table):
             if index.name not in [own.name for own in model_state.options.get("indexes", [])]:
                 state.add_index(app_label, self.model_name.lower(), index)
 
@@ -63,24 +78,17 @@ class AddLeaseColumns(Operation):
     ) -> None:
         """Add the columns, then build the indexes."""
         model = to_state.apps.get_model(app_label, self.model_name)
-        if not self.allow_migrate_model(schema_editor.connection.alias, model):
+        if not _applies(model, schema_editor):
             return
-        _refuse_transaction(schema_editor)
-        new = self._new_fields(app_label, from_state, model)
+        table = _live_table(schema_editor, model)
         columns = []
         defaults: list[Any] = []
-        for field in new:
+        for field in self._new_fields(app_label, from_state, model):
             definition, params = schema_editor.column_sql(model, field)
-            column = schema_editor.quote_name(str(field.column))
-            columns.append(f"ADD COLUMN IF NOT EXISTS {column} {definition}")
+            columns.append(f"ADD COLUMN IF NOT EXISTS {_quoted(field)} {definition}")
             defaults += params or ()
-        _alter(schema_editor, model, columns, defaults)
-        for index in _indexes(model):
-            _drop_unless_valid(schema_editor, model, index)
-            statement = index.create_sql(model, schema_editor, concurrently=True)
-            schema_editor.execute(
-                str(statement).replace("CONCURRENTLY", "CONCURRENTLY IF NOT EXISTS", 1), params=None
-            )
+        table.alter(columns, defaults)
+        table.build_indexes()
 
     def database_backwards(
         self,
@@ -91,17 +99,12 @@ class AddLeaseColumns(Operation):
     ) -> None:
         """Drop the indexes, then the columns that the operation added."""
         model = from_state.apps.get_model(app_label, self.model_name)
-        if not self.allow_migrate_model(schema_editor.connection.alias, model):
+        if not _applies(model, schema_editor):
             return
-        _refuse_transaction(schema_editor)
-        for index in _indexes(model):
-            schema_editor.execute(index.remove_sql(model, schema_editor, concurrently=True))
-        quote = schema_editor.quote_name
-        columns = [
-            f"DROP COLUMN IF EXISTS {quote(str(field.column))}"
-            for field in self._new_fields(app_label, to_state, model)
-        ]
-        _alter(schema_editor, model, columns)
+        table = _live_table(schema_editor, model)
+        table.drop_indexes()
+        new = self._new_fields(app_label, to_state, model)
+        table.alter([f"DROP COLUMN IF EXISTS {_quoted(field)}" for field in new])
 
     def describe(self) -> str:
         """Return what ``manage.py migrate --plan`` prints."""
@@ -119,65 +122,37 @@ class AddLeaseColumns(Operation):
         return [
             model._meta.get_field(field.name)  # type: ignore[misc]
             for field in LeasedJob._meta.local_fields
-            if field.name not in had
+            if field.name in COLUMNS - had.keys()
         ]
 
 
-def _indexes(model: type[models.Model]) -> list[models.Index]:
+def _applies(model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor) -> bool:
+    # Django's allow_migrate_model() says no for an unmanaged model, and the table of one is as
+    # welcome here as any other.
+    return router.allow_migrate_model(schema_editor.connection.alias, model)
+
+
+def _indexes_of(model: type[models.Model]) -> Callable[[str], list[models.Index]]:
     has_priority = any(field.name == "priority" for field in model._meta.local_fields)
-    return lease_indexes(model._meta.db_table, model._meta.pk.name, has_priority=has_priority)
+
+    def named(table: str) -> list[models.Index]:
+        found = lease_indexes(table, model._meta.pk.name, has_priority=has_priority)
+        return [index for index in found if index.name.endswith(INDEXES)]
+
+    return named
 
 
-def _refuse_transaction(schema_editor: BaseDatabaseSchemaEditor) -> None:
+def _live_table(schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model]) -> LiveTable:
     if schema_editor.connection.in_atomic_block:
         raise NotSupportedError(
             "AddLeaseColumns builds indexes concurrently, which PostgreSQL does not do in a "
             "transaction: set atomic = False on the migration"
         )
+    return LiveTable(schema_editor, model, _indexes_of(model))
 
 
-def _alter(
-    schema_editor: BaseDatabaseSchemaEditor,
-    model: type[models.Model],
-    changes: Iterable[str],
-    params: Sequence[Any] = (),
-) -> None:
-    table = schema_editor.quote_name(model._meta.db_table)
-    statement = f"ALTER TABLE {table} {', '.join(changes)}"
-    for _ in range(TRIES - 1):
-        try:
-            _alter_once(schema_editor, statement, params)
-        except OperationalError as error:
-            logger.info("waiting for a lock on %s: %s", model._meta.db_table, error)
-            time.sleep(WAIT_SEC * random.uniform(0.5, 1.5))
-        else:
-            return
-    _alter_once(schema_editor, statement, params)
-
-
-def _alter_once(
-    schema_editor: BaseDatabaseSchemaEditor, statement: str, params: Sequence[Any]
-) -> None:
-    with transaction.atomic(using=schema_editor.connection.alias):
-        schema_editor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        schema_editor.execute(statement, params)
-
-
-def _drop_unless_valid(
-    schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model], index: models.Index
-) -> None:
-    """Drop what an interrupted concurrent build has left: IF NOT EXISTS would take it for done."""
-    with schema_editor.connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
-            " WHERE indrelid = %s::regclass AND relname = %s AND NOT indisvalid",
-            [schema_editor.quote_name(model._meta.db_table), index.name],
-        )
-        left = cursor.fetchone()
-    if left:
-        schema_editor.execute(
-            f"DROP INDEX CONCURRENTLY IF EXISTS {schema_editor.quote_name(index.name)}"
-        )
+def _quoted(field: models.Field[Any, Any]) -> str:
+    return f'"{field.column}"'
 
 
 class InstallSQL(Operation):
@@ -205,7 +180,8 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Make the policies' function, then the table's functions and views."""
-        if not self._applies(app_label, schema_editor, to_state):
+        model = to_state.apps.get_model(app_label, self.model_name)
+        if not _applies(model, schema_editor):
             return
         connection = schema_editor.connection
         with transaction.atomic(using=connection.alias):
@@ -222,7 +198,8 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Drop the table's functions and views; other tables may need the policies' function."""
-        if self._applies(app_label, schema_editor, from_state):
+        model = from_state.apps.get_model(app_label, self.model_name)
+        if _applies(model, schema_editor):
             for made in reversed(self._of_table(app_label, schema_editor)):
                 made.drop(schema_editor.connection)
 
@@ -234,14 +211,6 @@ class InstallSQL(Operation):
     def migration_name_fragment(self) -> str:
         """The part of a migration's name."""
         return f"{self.model_name.lower()}_sql"
-
-    def _applies(
-        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState
-    ) -> bool:
-        # Django's allow_migrate_model() says no for an unmanaged model, and the table of one is as
-        # welcome here as any other.
-        model = state.apps.get_model(app_label, self.model_name)
-        return router.allow_migrate_model(schema_editor.connection.alias, model)
 
     def _of_table(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> list[Any]:
         # The registry knows the model of today and not the one of this migration's state.

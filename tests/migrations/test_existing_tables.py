@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 
 from jobreaper import claim, claim_next, reap
 from jobreaper.states import LeaseState, Status
@@ -176,9 +177,32 @@ def test_the_indexes_of_a_table_in_use_are_built_while_its_workers_go_on(
 ) -> None:
     migrate(*BEFORE)
     call_command("sqlmigrate", *LEASES)
-    statements = [line for line in capsys.readouterr().out.splitlines() if "INDEX" in line]
+    printed = capsys.readouterr().out.splitlines()
+    statements = [line for line in printed if "CREATE INDEX" in line]
     assert len(statements) == 4
     assert all(line.startswith("CREATE INDEX CONCURRENTLY") for line in statements)
+
+
+def test_a_migration_that_was_interrupted_can_be_run_again(migrate: Migrate, sql: Sql) -> None:
+    migrate(*BEFORE)
+    builds = []
+
+    def interrupt(execute: Any, text: str, *args: Any) -> Any:
+        if text.startswith("CREATE INDEX"):
+            builds.append(text)
+            if len(builds) == 3:
+                raise KeyboardInterrupt
+        return execute(text, *args)
+
+    with connection.execute_wrapper(interrupt), pytest.raises(KeyboardInterrupt):
+        migrate(*LEASES)
+    # As a build leaves it that was cancelled: there, and of no use.
+    sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_jobs_queued_due'::regclass")
+    migrate()
+    assert sql("SELECT FROM pg_index WHERE NOT indisvalid") == []
+    for model in TABLES.values():
+        model.objects.create()
+        claim_next(model)[0].finish()
 
 
 def test_the_models_and_the_migrations_agree(migrate: Migrate) -> None:

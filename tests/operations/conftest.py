@@ -1,6 +1,7 @@
 """A large table, as it was before jobreaper, and the migration that makes it a job table."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection, migrations, models
@@ -16,9 +17,9 @@ ROWS = 200_000
 
 
 class Large:
-    """The table `large_jobs`, and the states of its model around the operation."""
+    """A table `large_jobs`, or another, and the states of its model around the operation."""
 
-    def __init__(self) -> None:
+    def __init__(self, db_table: str = "large_jobs", **options: Any) -> None:
         self.before = ProjectState()
         migrations.CreateModel(
             "Large",
@@ -27,16 +28,17 @@ class Large:
                 ("status", models.TextField(default="queued", db_default="queued")),
                 ("payload", models.TextField(null=True)),
             ],
-            {"db_table": "large_jobs"},
+            {"db_table": db_table, **options},
         ).state_forwards("large", self.before)
         self.operation = AddLeaseColumns("Large")
         self.after = self.before.clone()
         self.operation.state_forwards("large", self.after)
 
-    def migrate(self) -> None:
+    def migrate(self, *, collect_sql: bool = False) -> list[str]:
         """Apply the operation, as a migration with ``atomic = False`` does."""
-        with connection.schema_editor(atomic=False) as editor:
+        with connection.schema_editor(collect_sql=collect_sql, atomic=False) as editor:
             self.operation.database_forwards("large", editor, self.before, self.after)
+        return list(editor.collected_sql) if collect_sql else []
 
     def undo(self) -> None:
         with connection.schema_editor(atomic=False) as editor:

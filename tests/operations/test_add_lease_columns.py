@@ -13,8 +13,8 @@ from django.db.migrations.graph import MigrationGraph
 from django.db.migrations.state import ModelState, ProjectState
 from django.test.utils import isolate_apps
 
-from jobreaper import operations
-from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
+from jobreaper import livetable, operations
+from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob, LeaseIndex, lease_indexes
 from tests.operations.conftest import ROWS, Large
 from tests.rows import Sql
 from tests.waiting import until
@@ -119,10 +119,10 @@ def test_statements_of_old_code_run_on_the_new_table_and_yield_a_job(
 def test_it_waits_for_a_long_transaction_without_keeping_others_waiting(
     large: Large, sql: Sql, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "LOCK_TIMEOUT", "200ms")
-    monkeypatch.setattr(operations, "WAIT_SEC", 0.1)
+    monkeypatch.setattr(livetable, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(livetable, "WAIT_SEC", 0.1)
     failed = threading.Event()
-    monkeypatch.setattr(operations.logger, "info", lambda *_: failed.set())
+    monkeypatch.setattr(livetable.logger, "info", lambda *_: failed.set())
     with psycopg.connect(dsn) as report:
         report.execute("SELECT count(*) FROM large_jobs").fetchone()
 
@@ -143,9 +143,9 @@ def test_it_waits_for_a_long_transaction_without_keeping_others_waiting(
 def test_it_gives_up_in_the_end_and_leaves_nothing_behind(
     large: Large, sql: Sql, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "LOCK_TIMEOUT", "20ms")
-    monkeypatch.setattr(operations, "WAIT_SEC", 0.01)
-    monkeypatch.setattr(operations, "TRIES", 3)
+    monkeypatch.setattr(livetable, "LOCK_TIMEOUT", "20ms")
+    monkeypatch.setattr(livetable, "WAIT_SEC", 0.01)
+    monkeypatch.setattr(livetable, "TRIES", 3)
     before = columns(sql)
     with psycopg.connect(dsn) as report:
         report.execute("SELECT count(*) FROM large_jobs").fetchone()
@@ -225,3 +225,25 @@ def test_makemigrations_finds_nothing_more_to_do(has_priority: bool) -> None:
     found = MigrationAutodetector(large.after, to).changes(MigrationGraph())
     operations_found = [str(o) for ms in found.values() for m in ms for o in m.operations]
     assert operations_found == []
+
+
+def test_what_leased_job_gains_in_a_later_version_is_left_to_makemigrations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with isolate_apps():
+        later = type(
+            "LaterJob",
+            (LeasedJob,),
+            {
+                "colour": models.TextField(null=True),
+                "Meta": type("Meta", (), {"abstract": True, "app_label": "large"}),
+                "__module__": __name__,
+            },
+        )
+    by_colour = LeaseIndex.named("large_jobs", "by_colour", fields=["colour"])
+    gained = [*lease_indexes("large_jobs"), by_colour]
+    monkeypatch.setattr(operations, "LeasedJob", later)
+    monkeypatch.setattr(operations, "lease_indexes", lambda *args, **kwargs: gained)
+    state = Large().after.models["large", "large"]
+    assert set(state.fields) == {*PROTOCOL_COLUMNS, "id", "payload"}
+    assert {index.name for index in state.options["indexes"]} == INDEXES
