@@ -68,6 +68,7 @@ class Beatable(Protocol):
     alias: str
     key: Any
     epoch: int
+    worker: str
     length_sec: float
 
     @property
@@ -91,6 +92,7 @@ def beat(
         {
             "ids": [lease.key for lease in leases],
             "epochs": [lease.epoch for lease in leases],
+            "workers": [lease.worker for lease in leases],
             "policies": conf.settings().policies_json,
         },
         lock_timeout_sec=LOCK_TIMEOUT_SEC,

@@ -40,7 +40,11 @@ _CLAIM: Final = {
     "nested": "true",
     "timeout": "''",
 }
-_BEAT: Final = {"ids": "ARRAY[{function}.job_id]", "epochs": "ARRAY[held_epoch]"}
+_BEAT: Final = {
+    "ids": "ARRAY[{function}.job_id]",
+    "epochs": "ARRAY[held_epoch]",
+    "workers": "ARRAY[{function}.worker]",
+}
 _ENDING: Final = {
     "id": "{function}.job_id",
     "epoch": "held_epoch",

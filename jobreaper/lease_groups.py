@@ -95,6 +95,7 @@ def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
     params = {
         "ids": _array(run.lease.key for run in runs),
         "epochs": _array(run.lease.epoch for run in runs),
+        "worker": runs[0].lease.worker,
         "waited_ms": _array((run.started_at - run.claimed_at) * 1000 for run in runs),
         "ran_ms": _array((run.ended_at - run.started_at) * 1000 for run in runs),
         "details": announced,

@@ -1,7 +1,8 @@
 """The worker's half: claim a job, hold its lease, finish, fail or release it.
 
 Every write names the lease's epoch, and the row's epoch goes up whenever the lease is taken away.
-So a worker that lost its lease writes nothing and is told so by ``LeaseLost``.
+So a worker that lost its lease writes nothing and is told so by ``LeaseLost``. It names the worker
+too: a failover to a standby that had not yet heard of a claim gives out its epoch a second time.
 """
 
 from __future__ import annotations
@@ -194,7 +195,9 @@ class Lease:
         """
         with transaction.atomic(using=using):
             rows = self.table.model._base_manager.using(using).select_for_update(no_key=True)
-            if list(rows.filter(pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
+            # Once the job has ended it is nobody's, and its epoch is still this lease's.
+            ours = models.Q(locked_by=self.worker) | models.Q(locked_by=None)
+            if list(rows.filter(ours, pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
                 save()
                 return
         self._reject(self.table.connection(using), "save")
@@ -297,7 +300,7 @@ class Lease:
         written = fetch(
             connection,
             self.table.statement(verb),
-            {**params, "id": self.key, "epoch": self.epoch},
+            {**params, "id": self.key, "epoch": self.epoch, "worker": self.worker},
         )
         if written:
             event: dict[str, Any] = json.loads(written[0][0])

@@ -79,7 +79,12 @@ def test_a_heartbeat_reads_the_leases_it_renews(load: Load, explain: Explain) ->
     held = some("status = 'processing' AND lease_expires_at > now()", 100)
     plan = explain(
         statement("heartbeat"),
-        {"ids": held, "epochs": [1] * len(held), "policies": policies()},
+        {
+            "ids": held,
+            "epochs": [1] * len(held),
+            "workers": ["w"] * len(held),
+            "policies": policies(),
+        },
     )
     # Each is looked for, maybe among all that run, then renewed and reported on.
     reads_little(plan, 200 + 2 * len(held), {KEY, RUNNING})
@@ -93,6 +98,7 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
         {
             "id": pk,
             "epoch": 1,
+            "worker": "w",
             "retry": True,
             "delay_sec": None,
             "fail_code": "code",

@@ -178,6 +178,10 @@ def requeued_by_hand(way: Way, job: object) -> None:
     way.requeue(job)
 
 
+def claimed_again_under_the_same_epoch(way: Way, job: object) -> None:
+    way.give_to(job, "w2")
+
+
 LOSSES = [
     reaped,
     reaped_and_claimed,
@@ -186,6 +190,7 @@ LOSSES = [
     reaped_and_released,
     cancelled,
     requeued_by_hand,
+    claimed_again_under_the_same_epoch,
 ]
 
 

@@ -90,6 +90,12 @@ class Way(ABC):
     def make_due(self, key: Any) -> None:
         """Let the backoff be over."""
 
+    @abstractmethod
+    def give_to(self, key: Any, worker: str) -> None:
+        """Let another worker hold the job under the same epoch, as after a failover to a standby
+        that had not heard of the first claim.
+        """
+
     def close(self) -> None:  # noqa: B027  most have nothing to close
         """Let go of what dead workers still hold in this process."""
 
@@ -151,6 +157,9 @@ class TableWay(Way):
 
     def make_due(self, key: Any) -> None:
         self.rows.set(key, next_earliest_run_at=ago(1))
+
+    def give_to(self, key: Any, worker: str) -> None:
+        self.rows.set(key, locked_by=worker)
 
 
 def accepted(verb: Callable[[], object]) -> bool:

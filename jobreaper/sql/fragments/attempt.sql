@@ -7,6 +7,7 @@ attempt AS MATERIALIZED (
       FROM {table} AS job
      WHERE job.{id} = %(id)s::{id_type}
        AND job.{lease_epoch} = %(epoch)s
+       AND job.{locked_by}::text = %(worker)s
        AND {is_processing}
        FOR NO KEY UPDATE
 )

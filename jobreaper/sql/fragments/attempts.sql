@@ -13,6 +13,7 @@ attempt AS MATERIALIZED (
       FROM {table} AS job
       JOIN ending ON ending.id = job.{id} AND ending.epoch = job.{lease_epoch}
      WHERE job.{id} = ANY (%(ids)s::{id_type}[])
+       AND job.{locked_by}::text = %(worker)s
        AND {is_processing}
        FOR NO KEY UPDATE OF job SKIP LOCKED
 )

@@ -3,7 +3,8 @@ unended AS (
            (SELECT {is_processing}
               FROM {table} AS job
              WHERE job.{id} = ending.id
-               AND job.{lease_epoch} = ending.epoch) AS held
+               AND job.{lease_epoch} = ending.epoch
+               AND job.{locked_by}::text = %(worker)s) AS held
       FROM ending
      WHERE ending.id NOT IN (SELECT id FROM attempt)
 )

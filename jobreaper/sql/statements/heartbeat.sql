@@ -6,13 +6,14 @@
 WITH policies AS MATERIALIZED ({policies}),
 lease AS MATERIALIZED (
     SELECT *
-      FROM unnest(%(ids)s::{id_type}[], %(epochs)s::bigint[]) WITH ORDINALITY
-        AS lease (id, epoch, place)
+      FROM unnest(%(ids)s::{id_type}[], %(epochs)s::bigint[], %(workers)s::text[])
+           WITH ORDINALITY AS lease (id, epoch, worker, place)
 ),
 reachable AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
       JOIN lease ON lease.id = job.{id} AND lease.epoch = job.{lease_epoch}
+                AND lease.worker = job.{locked_by}::text
      WHERE {is_processing}
        FOR NO KEY UPDATE OF job SKIP LOCKED
 ),
@@ -26,6 +27,7 @@ renewed AS (
     RETURNING job.{id} AS id, job.{lease_expires_at} AS lease_expires_at
 )
 SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
+                    AND job.{locked_by}::text = lease.worker
                 OR job.{lease_epoch} < lease.epoch, false) AS held,
        extract(epoch FROM renewed.lease_expires_at - statement_timestamp())::float8
            AS lease_remaining_sec,
