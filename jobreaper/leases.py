@@ -200,7 +200,7 @@ class Lease:
             if list(rows.filter(ours, pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
                 save()
                 return
-        self._reject(self.table.connection(using), "save")
+        self.rejected(self.table.connection(using), "save", tried_before=False)
 
     @property
     def wants_beats(self) -> bool:
