@@ -12,15 +12,20 @@ and its lease, any other with the payload as keyword arguments.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, Final, TypeVar
 
-from celery import Task, current_app
-from django.utils.module_loading import autodiscover_modules
+from celery import Celery, Task, current_app
+from django.apps import apps
+from django.utils.module_loading import autodiscover_modules, module_has_submodule
 
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.leases import Lease
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any, Lease], object]
 H = TypeVar("H", bound=Handler)
@@ -59,8 +64,28 @@ def handlers() -> Mapping[str, Handler]:
 
 @cache
 def _import_handlers() -> None:
-    autodiscover_modules("handlers", "tasks")
-    current_app.loader.import_default_modules()
+    autodiscover_modules("handlers")
+    import_tasks(current_app)
+
+
+@cache
+def import_tasks(app: Celery) -> None:
+    """Import the Celery tasks, which a process that is no Celery worker has not done: the modules
+    ``tasks`` of the installed apps, and what the app's settings ``imports`` and ``include`` name.
+
+    Celery's own way to do so sets Django up anew, and the logging of a running worker with it.
+    """
+    names = [
+        f"{config.name}.tasks"
+        for config in apps.get_app_configs()
+        if config.module is not None and module_has_submodule(config.module, "tasks")
+    ]
+    for name in (*names, *app.loader.default_modules):
+        try:
+            import_module(name)
+        # Some other package's tasks, perhaps for another queue, must not stop ours.
+        except Exception:
+            logger.exception("the tasks in %s could not be imported", name)
 
 
 def _celery_tasks() -> dict[str, Handler]:

@@ -13,14 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from celery import Celery, current_app
+from celery import current_app
 from celery.exceptions import OperationalError as BrokerError
-from django.apps import apps
 from django.db import Error, models, transaction
-from django.utils.module_loading import module_has_submodule
 
 from jobreaper import conf
 from jobreaper.base import LeasedJob
@@ -28,6 +25,7 @@ from jobreaper.celery.task import LeasedTask
 from jobreaper.db import fetch, retrying
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.handlers import handlers as job_handlers
+from jobreaper.handlers import import_tasks
 from jobreaper.models import Job
 from jobreaper.states import Status
 from jobreaper.tables import JobTable, job_tables, table_of
@@ -93,29 +91,10 @@ def _complain(message: str) -> None:
 
 def leased_tasks() -> list[LeasedTask]:
     """Return every leased task of the app, by name."""
-    _import_tasks(current_app)
+    import_tasks(current_app)
     registered = current_app.tasks
     tasks = [registered[name] for name in sorted(registered)]
     return [task for task in tasks if isinstance(task, LeasedTask)]
-
-
-@cache
-def _import_tasks(app: Celery) -> None:
-    """Import the tasks, which a process that only sends, such as the web server, has not done.
-
-    Celery's own way to do so sets Django up anew, and the logging of a running worker with it.
-    """
-    names = [
-        f"{config.name}.tasks"
-        for config in apps.get_app_configs()
-        if config.module is not None and module_has_submodule(config.module, "tasks")
-    ]
-    for name in (*names, *app.loader.default_modules):
-        try:
-            import_module(name)
-        # Some other package's tasks, perhaps for another queue, must not stop ours.
-        except Exception:
-            logger.exception("the tasks in %s could not be imported", name)
 
 
 def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:

@@ -1,0 +1,60 @@
+"""A database that keeps what is committed, and a Celery app of a test's own on a real broker."""
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from jobreaper.celery import dispatcher
+from tests.committed import foreign_client, sql, transactional_db
+from tests.leased_tasks.brokers import BROKERS, Queue, broker_url, celery_app
+from tests.rows import Rows, Sql
+
+__all__ = ["foreign_client", "sql", "transactional_db"]
+
+
+@pytest.fixture
+def jobs(sql: Sql) -> Rows:
+    """The ready-made table, seen by a foreign client."""
+    return Rows(sql, "jobreaper_jobs")
+
+
+@pytest.fixture
+def media(sql: Sql) -> Rows:
+    """The host project's table, whose keys are numbers."""
+    return Rows(sql, "jobs")
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest) -> str:
+    """The URL of each broker there is."""
+    return broker_url(request.param)
+
+
+@pytest.fixture
+def app(broker: str) -> Iterator[Celery]:
+    """A Celery app of the test's own, on each broker."""
+    with celery_app(broker) as app:
+        yield app
+        Queue(app).delete()
+
+
+@pytest.fixture
+def one_app() -> Iterator[Celery]:
+    """A Celery app of the test's own, for what no message passes through."""
+    with celery_app(broker_url("redis")) as app:
+        yield app
+        Queue(app).delete()
+
+
+@pytest.fixture
+def queue(app: Celery) -> Queue:
+    """The app's queue."""
+    return Queue(app)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before() -> None:
+    """What the dispatcher says once, it says in this test."""
+    dispatcher._reported.clear()
+    dispatcher._complain.cache_clear()

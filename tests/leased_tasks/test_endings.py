@@ -1,0 +1,492 @@
+"""How each way out of a task's function ends its job; the table in docs/celery.md.
+
+The task is called as the worker calls it. What a message, a worker or a signal has to do with it is
+tested with those.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from django.db import connection, transaction
+from django.test import override_settings
+
+from jobreaper import ConfigurationError, LeaseLost, cancel, enqueue
+from jobreaper.celery import shutdown
+from jobreaper.models import Job
+from jobreaper.states import EventType, Status
+from tests.leased_tasks.brokers import leased
+from tests.rows import Rows
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+Run = Callable[..., Any]
+
+
+def declare(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
+    # Celery reads the name back as source.
+    function.__name__ = "work"
+    return leased(app, name=f"tests.{len(app.tasks)}", **options)(function)
+
+
+@pytest.fixture
+def run(one_app: Celery) -> Run:
+    """Make a job and run it with a function; return its key."""
+
+    def run_it(
+        function: Callable[..., Any], raises: Any = None, max_attempts: int = 3, **options: Any
+    ) -> Any:
+        # Not sent: this test is the worker.
+        job = Job(type="mail", stage="mail", max_attempts=max_attempts)
+        Job.objects.bulk_create([job])
+        task = declare(one_app, function, **options)
+        if raises is None:
+            task(job.pk)
+        else:
+            with pytest.raises(raises):
+                task(job.pk)
+        return job.pk
+
+    return run_it
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def work(job: Any, lease: Any) -> None:
+        raise error
+
+    return work
+
+
+def wait_sec(jobs: Rows, pk: Any) -> float:
+    """Return how far ahead the job's next attempt is."""
+    return float((jobs.row(pk)["next_earliest_run_at"] - jobs.now()).total_seconds())
+
+
+# The function's own word
+
+
+def test_a_function_that_returns_finishes_its_job(run: Run, jobs: Rows) -> None:
+    seen: list[Any] = []
+
+    def work(job: Any, lease: Any) -> str:
+        row = jobs.row(job.pk)
+        seen.append((job.pk == lease.pk, row["status"], row["locked_by"] == lease.worker))
+        return "not wanted"
+
+    pk = run(work)
+    assert seen == [(True, Status.PROCESSING, True)]
+    assert (jobs.row(pk)["status"], jobs.row(pk)["attempt_count"]) == (Status.SUCCESS, 1)
+    assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
+
+
+def test_with_bind_the_function_is_given_the_task_too(run: Run, jobs: Rows) -> None:
+    given: list[Any] = []
+    pk = run(lambda self, job, lease: given.append((self, job, lease)), bind=True)
+    [(task, job, lease)] = given
+    assert (task.job_model(), job.pk, lease.pk) == (Job, pk, pk)
+    assert jobs.row(pk)["status"] == Status.SUCCESS
+
+
+def test_what_the_function_returns_is_stored_in_the_transaction_that_finishes(
+    run: Run, jobs: Rows
+) -> None:
+    pk = run(lambda job, lease: {"pages": 3}, result_field="payload")
+    assert (jobs.row(pk)["payload"], jobs.row(pk)["status"]) == ({"pages": 3}, Status.SUCCESS)
+
+
+def test_a_result_that_cannot_be_stored_fails_the_attempt_and_stores_nothing(
+    run: Run, jobs: Rows
+) -> None:
+    pk = run(lambda job, lease: object(), raises=TypeError, result_field="payload")
+    row = jobs.row(pk)
+    assert (row["status"], row["payload"], row["fail_code"]) == (Status.QUEUED, {}, "TypeError")
+
+
+def test_the_result_of_a_lost_lease_is_not_stored(run: Run, jobs: Rows) -> None:
+    def work(job: Any, lease: Any) -> dict[str, int]:
+        cancel(Job, [job.pk], by="somebody")
+        return {"pages": 3}
+
+    pk = run(work, raises=Ignore, result_field="payload")
+    assert (jobs.row(pk)["payload"], jobs.row(pk)["status"]) == ({}, Status.CANCELLED)
+    # The record of the rejected write lives and dies with the transaction it stood in.
+    assert jobs.event_types(pk) == [EventType.ADMIN_CANCELLED]
+
+
+def test_a_save_that_is_rejected_tells_the_function_that_its_lease_is_gone(
+    run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="somebody")
+        job.payload = {"pages": 3}
+        job.save()
+
+    pk = run(work, raises=Ignore)
+    assert jobs.row(pk)["payload"] == {}
+    assert jobs.event_types(pk) == [
+        EventType.ADMIN_CANCELLED,
+        EventType.JOB_STALE_WRITE_REJECTED,
+    ]
+
+
+@pytest.mark.parametrize("verb", ["finish", "release", "fail"])
+def test_a_function_that_ended_its_lease_itself_is_left_at_that(
+    verb: str, run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        with transaction.atomic():
+            lease.fail("late", "in the day") if verb == "fail" else getattr(lease, verb)()
+
+    pk = run(work)
+    ended = {
+        "finish": (Status.SUCCESS, [EventType.JOB_FINISHED]),
+        "release": (Status.QUEUED, [EventType.JOB_RELEASED]),
+        "fail": (Status.QUEUED, [EventType.JOB_RETRIED]),
+    }
+    assert (jobs.row(pk)["status"], jobs.event_types(pk)) == ended[verb]
+
+
+def test_an_exception_after_the_lease_was_finished_takes_nothing_back(run: Run, jobs: Rows) -> None:
+    def work(job: Any, lease: Any) -> None:
+        lease.finish()
+        raise ZeroDivisionError
+
+    pk = run(work, raises=ZeroDivisionError)
+    assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
+
+
+def test_a_finish_that_was_rolled_back_does_not_count(run: Run, jobs: Rows) -> None:
+    def work(job: Any, lease: Any) -> None:
+        with transaction.atomic():
+            lease.finish()
+            raise ZeroDivisionError
+
+    pk = run(work, raises=ZeroDivisionError)
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such page"), SoftTimeLimitExceeded("too slow")], ids=repr
+)
+def test_an_exception_is_retried_with_the_stages_backoff_and_raised_to_celery(
+    error: Exception, run: Run, jobs: Rows
+) -> None:
+    with override_settings(JOBREAPER={"STAGES": {"mail": {"backoff": [100]}}}):
+        pk = run(raising(error), raises=type(error))
+    assert 60 < wait_sec(jobs, pk) <= 100
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_code"]) == (Status.QUEUED, type(error).__name__)
+    assert str(error.args[0]) in row["fail_reason"]
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+def test_an_exception_of_the_last_attempt_fails_the_job(run: Run, jobs: Rows) -> None:
+    pk = run(raising(ValueError("no such page")), raises=ValueError, max_attempts=1)
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_reason"]) == (Status.FAILED, "no such page")
+    assert row["finished_at"] is not None
+    assert jobs.event_types(pk) == [EventType.JOB_FAILED]
+
+
+def test_an_exception_inside_a_broken_transaction_is_still_on_record(run: Run, jobs: Rows) -> None:
+    def work(job: Any, lease: Any) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    pk = run(work, raises=Exception)
+    assert jobs.row(pk)["fail_code"] == "DataError"
+
+
+def test_where_the_failure_cannot_be_written_the_exception_is_seen_all_the_same(
+    run: Run, jobs: Rows, sql: Any
+) -> None:
+    """The lease runs out, and the reaper does the rest."""
+
+    def work(job: Any, lease: Any) -> None:
+        sql("ALTER TABLE jobreaper_jobs RENAME TO jobreaper_jobs_away")
+        raise ZeroDivisionError
+
+    try:
+        pk = run(work, raises=ZeroDivisionError)
+    finally:
+        sql("ALTER TABLE jobreaper_jobs_away RENAME TO jobreaper_jobs")
+    assert jobs.row(pk)["status"] == Status.PROCESSING
+
+
+# Celery's own words
+
+
+def test_retry_takes_the_countdown_in_place_of_the_backoff(run: Run, jobs: Rows) -> None:
+    def work(self: Any, job: Any, lease: Any) -> None:
+        self.retry(countdown=1000)
+
+    pk = run(work, raises=Retry, bind=True)
+    assert 900 < wait_sec(jobs, pk) <= 1000
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+@pytest.mark.parametrize("zone", [UTC, None])
+def test_retry_takes_an_eta_with_or_without_a_zone(zone: Any, run: Run, jobs: Rows) -> None:
+    eta = (datetime.now(UTC) + timedelta(seconds=1000)).replace(tzinfo=zone)
+    pk = run(raising(Retry(when=eta)), raises=Retry)
+    assert 900 < wait_sec(jobs, pk) <= 1000
+
+
+@pytest.mark.parametrize("when", [-5, datetime(2000, 1, 1, tzinfo=UTC)])
+def test_retry_in_the_past_is_due_at_once(when: Any, run: Run, jobs: Rows) -> None:
+    pk = run(raising(Retry(when=when)), raises=Retry)
+    assert wait_sec(jobs, pk) <= 0
+
+
+def test_retry_without_a_time_has_the_stages_backoff(run: Run, jobs: Rows) -> None:
+    with override_settings(JOBREAPER={"JOB_RETRY_BACKOFF_MS_BASE": 100_000}):
+        pk = run(raising(Retry()), raises=Retry)
+    assert 60 < wait_sec(jobs, pk) <= 100
+
+
+def test_retry_has_its_cause_on_record(run: Run, jobs: Rows) -> None:
+    def work(self: Any, job: Any, lease: Any) -> None:
+        try:
+            raise OSError("the printer is on fire")
+        except OSError as error:
+            raise self.retry(exc=error, countdown=5, throw=False) from error
+
+    pk = run(work, raises=Retry, bind=True)
+    row = jobs.row(pk)
+    assert (row["fail_code"], row["fail_reason"]) == ("OSError", "the printer is on fire")
+
+
+def test_a_retry_without_attempts_left_fails_with_its_cause_whatever_max_retries_says(
+    run: Run, jobs: Rows
+) -> None:
+    def work(self: Any, job: Any, lease: Any) -> None:
+        self.retry(exc=OSError("the printer is on fire"), max_retries=99)
+
+    pk = run(work, raises=OSError, bind=True, max_attempts=1)
+    assert jobs.row(pk)["status"] == Status.FAILED
+    assert jobs.event_types(pk) == [EventType.JOB_FAILED]
+
+
+def test_ignore_cancels_the_job(run: Run, jobs: Rows) -> None:
+    pk = run(raising(Ignore()), raises=Ignore)
+    assert jobs.row(pk)["status"] == Status.CANCELLED
+    assert jobs.event_types(pk) == [EventType.JOB_CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("requeue", "status", "event"),
+    [
+        (True, Status.QUEUED, EventType.JOB_RETRIED),
+        (False, Status.FAILED, EventType.JOB_FAILED),
+    ],
+)
+def test_reject_gives_the_job_back_or_fails_it(
+    requeue: bool, status: str, event: str, run: Run, jobs: Rows
+) -> None:
+    pk = run(raising(Reject("bad address", requeue=requeue)), raises=Reject)
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_code"], row["fail_reason"]) == (
+        status,
+        "Reject",
+        "bad address",
+    )
+    assert jobs.event_types(pk) == [event]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_function_that_exits_has_failed_and_takes_no_worker_with_it(
+    error: BaseException, run: Run, jobs: Rows
+) -> None:
+    pk = run(raising(error), raises=RuntimeError)
+    assert jobs.row(pk)["fail_code"] == type(error).__name__
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+def test_a_function_that_exits_for_ever_ends_at_its_cap(run: Run, jobs: Rows) -> None:
+    pk = run(lambda job, lease: sys.exit(), raises=RuntimeError, max_attempts=1)
+    assert jobs.row(pk)["status"] == Status.FAILED
+
+
+@pytest.fixture
+def _shutting_down() -> Any:
+    shutdown.begin()
+    yield
+    shutdown.reset()
+
+
+@pytest.mark.parametrize("error", [WorkerShutdown(0), WorkerTerminate(1)], ids=repr)
+@pytest.mark.usefixtures("_shutting_down")
+def test_a_worker_that_is_told_to_stop_gives_the_job_back_with_its_attempt(
+    error: BaseException, run: Run, jobs: Rows
+) -> None:
+    pk = run(raising(error), raises=type(error))
+    row = jobs.row(pk)
+    assert (row["status"], row["attempt_count"], row["reap_count"]) == (Status.QUEUED, 0, 0)
+    assert jobs.event_types(pk) == [EventType.JOB_RELEASED]
+
+
+def test_a_process_that_is_stopped_alone_leaves_the_job_to_its_parent(run: Run, jobs: Rows) -> None:
+    """It may be for what the job does: to release it would let it run for ever."""
+    pk = run(raising(WorkerTerminate(1)), raises=WorkerTerminate)
+    assert jobs.row(pk)["status"] == Status.PROCESSING
+    assert jobs.event_types(pk) == []
+
+
+# A lease that is lost
+
+
+def lose(lease: Any) -> None:
+    """Take the job away, and let the worker know."""
+    cancel(Job, [lease.pk], by="somebody")
+    with pytest.raises(LeaseLost):
+        lease.heartbeat()
+
+
+def test_a_function_is_told_by_check_and_by_lost_that_its_lease_is_gone(
+    run: Run, jobs: Rows
+) -> None:
+    seen: list[bool] = []
+
+    def work(job: Any, lease: Any) -> None:
+        lease.check()
+        seen.append(lease.lost)
+        lose(lease)
+        seen.append(lease.lost)
+        lease.check()
+        raise AssertionError("check() let a lost lease pass")
+
+    pk = run(work, raises=Ignore)
+    assert seen == [False, True]
+    assert jobs.event_types(pk) == [EventType.ADMIN_CANCELLED]
+
+
+def test_whatever_a_function_does_after_its_loss_the_job_stays_as_it_was_decided(
+    run: Run, jobs: Rows
+) -> None:
+    """A cancelled job is not marked completed: pulp 7389."""
+
+    def works_on(job: Any, lease: Any) -> None:
+        lose(lease)
+
+    def fails(job: Any, lease: Any) -> None:
+        lose(lease)
+        raise ZeroDivisionError
+
+    for work, raised in ((works_on, Ignore), (fails, ZeroDivisionError)):
+        pk = run(work, raises=raised)
+        assert jobs.row(pk)["status"] == Status.CANCELLED
+        assert EventType.JOB_FINISHED not in jobs.event_types(pk)
+
+
+def test_a_lost_lease_within_a_retry_writes_nothing(run: Run, jobs: Rows) -> None:
+    def work(self: Any, job: Any, lease: Any) -> None:
+        lose(lease)
+        try:
+            lease.check()
+        except LeaseLost as error:
+            self.retry(exc=error)
+
+    pk = run(work, raises=Ignore, bind=True)
+    assert jobs.event_types(pk) == [EventType.ADMIN_CANCELLED]
+
+
+def test_some_other_lease_that_is_lost_is_an_exception_like_any(run: Run, jobs: Rows) -> None:
+    pk = run(raising(LeaseLost("of another job", table="jobs", pk=1)), raises=LeaseLost)
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+# Told in the middle of the work
+
+
+def work_until_interrupted(reached: list[str]) -> Callable[..., None]:
+    def work(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="somebody")
+        threading.Thread(target=_beat, args=(lease,)).start()
+        for _ in range(10_000):
+            threading.Event().wait(0.001)
+        reached.append("the end")
+
+    return work
+
+
+def _beat(lease: Any) -> None:
+    with pytest.raises(LeaseLost):
+        lease.heartbeat()
+    connection.close()
+
+
+def test_with_interrupt_lease_lost_is_raised_in_the_middle_of_the_work(
+    run: Run, jobs: Rows
+) -> None:
+    reached: list[str] = []
+    pk = run(work_until_interrupted(reached), raises=Ignore, interrupt=True)
+    assert reached == []
+    assert jobs.row(pk)["status"] == Status.CANCELLED
+
+
+def test_without_interrupt_the_work_is_not_disturbed(run: Run, jobs: Rows) -> None:
+    reached: list[str] = []
+
+    def work(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="somebody")
+        thread = threading.Thread(target=_beat, args=(lease,))
+        thread.start()
+        thread.join()
+        reached.append("the end")
+
+    run(work, raises=Ignore)
+    assert reached == ["the end"]
+
+
+def test_no_interrupt_comes_after_the_function_has_returned(run: Run, jobs: Rows) -> None:
+    leases: list[Any] = []
+    pk = run(lambda job, lease: leases.append(lease), interrupt=True)
+    assert leases[0].on_lost is None
+    assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
+
+
+def test_an_interrupt_that_comes_with_the_functions_return_goes_no_further(
+    run: Run, jobs: Rows
+) -> None:
+    """Raised later it would hit Celery's own code."""
+
+    def work(job: Any, lease: Any) -> None:
+        cancel(Job, [job.pk], by="somebody")
+        # Set from the thread itself, so that it stays pending until the block is left.
+        thread = threading.Thread(target=_beat, args=(lease,))
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(0.001)
+        except LeaseLost:
+            pass
+
+    pk = run(work, raises=Ignore, interrupt=True)
+    for _ in range(1000):
+        threading.Event().wait(0)
+    assert jobs.row(pk)["status"] == Status.CANCELLED
+
+
+# What is no task
+
+
+def test_a_task_without_a_model_says_so(one_app: Celery) -> None:
+    task = declare(one_app, lambda job, lease: None, model=None)
+    with pytest.raises(ConfigurationError, match=r"task tests\.\d+ needs model="):
+        task(1)
+
+
+def test_a_job_that_does_not_exist_is_refused_quietly(one_app: Celery) -> None:
+    task = declare(one_app, lambda job, lease: pytest.fail("it ran"))
+    job = enqueue("mail")
+    Job.objects.filter(pk=job.pk).delete()
+    assert task(job.pk) is None
