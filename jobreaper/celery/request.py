@@ -6,7 +6,7 @@ It sees what the child cannot: that the child died, overran its hard time limit 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
@@ -17,6 +17,9 @@ from jobreaper.celery import children, shutdown
 from jobreaper.states import EventType
 
 logger = logging.getLogger(__name__)
+
+# A child that is stopped hears of it at its next step of Python code.
+WORD_OF_CANCEL_SEC: Final = 5.0
 
 
 class LeasedRequest(Request):
@@ -65,12 +68,14 @@ class LeasedRequest(Request):
             self._cancel_job()
         return True
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Stop the task because the worker ends: a cold shutdown says so to its tasks first and to
-        everybody else afterwards.
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        """Stop the task because the worker ends or has lost its broker, which is not its doing.
+
+        A cold shutdown says so to its tasks first and to everybody else afterwards; a worker that
+        has lost its broker goes on.
         """
-        shutdown.begin()
-        super().cancel(pool, signal, emit_retry)
+        shutdown.begin(for_sec=WORD_OF_CANCEL_SEC)
+        super().cancel(*args, **kwargs)
 
     def _cancel_job(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
 from typing import Any, Final
@@ -10,9 +11,10 @@ from celery.signals import worker_init, worker_shutting_down
 
 LOOK_EVERY_SEC: Final = 0.02
 
-# Shared by every process forked from the one that imported this module: a child that is stopped by
-# a signal must know whether a deploy is the reason, which gives the attempt back, or the job is.
-_begun: Final = mmap.mmap(-1, 1)
+# Until when the word holds, on a clock that all processes of a machine share. The memory is shared
+# by every process forked from the one that imported this module: a child that is stopped by a
+# signal must know whether a deploy is the reason, which gives the attempt back, or the job is.
+_until: Final = memoryview(mmap.mmap(-1, 8)).cast("d")
 
 
 def has_begun(within_sec: float = 0) -> bool:
@@ -20,19 +22,20 @@ def has_begun(within_sec: float = 0) -> bool:
     time: systemd, for one, tells all its processes at once.
     """
     ends_at = time.monotonic() + within_sec
-    while not _begun[0] and time.monotonic() < ends_at:
+    while _until[0] <= (now := time.monotonic()) < ends_at:
         time.sleep(LOOK_EVERY_SEC)
-    return _begun[0] != 0
+    return _until[0] > now
 
 
-def begin(**kwargs: Any) -> None:
-    """Tell every process of the worker."""
-    _begun[0] = 1
+def begin(for_sec: float = math.inf, **kwargs: Any) -> None:
+    """Tell every process of the worker; after ``for_sec`` that counts as not said."""
+    _until[0] = max(_until[0], time.monotonic() + for_sec)
 
 
-def _reset(**kwargs: Any) -> None:
-    _begun[0] = 0
+def reset(**kwargs: Any) -> None:
+    """Take the word back: a worker starts."""
+    _until[0] = 0
 
 
-worker_init.connect(_reset, weak=False, dispatch_uid="jobreaper.shutdown")
+worker_init.connect(reset, weak=False, dispatch_uid="jobreaper.shutdown")
 worker_shutting_down.connect(begin, weak=False, dispatch_uid="jobreaper.shutdown")
