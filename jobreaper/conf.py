@@ -328,9 +328,16 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
     return settings, [*reader.problems, *token.problems, *_judge_heartbeat(settings)]
 
 
+def present() -> tuple[Settings, list[Problem]]:
+    """Return the settings as they are now and everything wrong with them; nothing is kept, so it
+    may be called while Django still reads its own settings.
+    """
+    return read(getattr(django_settings, "JOBREAPER", {}), os.environ)
+
+
 def problems() -> list[Problem]:
     """Return what is wrong with the present settings, for ``manage.py check``."""
-    return read(getattr(django_settings, "JOBREAPER", {}), os.environ)[1]
+    return present()[1]
 
 
 @lru_cache(maxsize=1)
@@ -340,7 +347,7 @@ def settings() -> Settings:
     Raises:
         ConfigurationError: something in them is wrong; the message names all of it.
     """
-    result, found = read(getattr(django_settings, "JOBREAPER", {}), os.environ)
+    result, found = present()
     errors = [f"{problem.message} {problem.hint}" for problem in found if problem.is_error]
     if errors:
         raise ConfigurationError("\n".join(errors))

@@ -17,6 +17,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -37,7 +38,7 @@ RETRY_SHARE: Final = 0.1
 SHORTEST_WAIT_SEC: Final = 0.05
 
 # A table locked by a migration must not keep the other tables' beats waiting.
-LOCK_TIMEOUT_SEC: Final = 2.0
+LOCK_TIMEOUT_SEC: Final = 0.5
 STATEMENT_TIMEOUT_SEC: Final = 10.0
 
 # libpq's own names; a host that went away without a word is noticed in seconds, not in the quarter
@@ -178,7 +179,8 @@ class Heart:
             # One table's trouble must not silence the beats of the others, whatever it is.
             except Exception as error:
                 renewed = False
-                connections[alias].close()
+                with suppress(Exception):
+                    connections[alias].close()
                 for lease in held:
                     lease.missed()
                 signals.heartbeat_failed.send_robust(

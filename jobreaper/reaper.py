@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_BATCH_SIZE: Final = 1000
 
 # A table locked by a migration is left to the next pass.
-LOCK_TIMEOUT_SEC: Final = 2.0
+LOCK_TIMEOUT_SEC: Final = 0.5
 # A batch takes milliseconds; one that takes longer than this has lost its index.
 STATEMENT_TIMEOUT_SEC: Final = 30.0
 # A dry run looks at everything in one statement.

@@ -10,6 +10,7 @@ from django.apps.config import AppConfig
 from django.core import checks
 
 from jobreaper import conf
+from jobreaper.celery import schedule
 from jobreaper.celery.dispatcher import leased_tasks
 from jobreaper.celery.task import LeasedTask
 from jobreaper.exceptions import ConfigurationError, UnknownTable
@@ -30,7 +31,8 @@ def check_celery(
     app_configs: Sequence[AppConfig] | None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Report E006 (a task without a job table), W002 (messages delivered again in mid-job), W003
-    (messages kept for a lost worker) and W004 (a worker that takes every message).
+    (messages kept for a lost worker), W004 (a worker that takes every message) and W005 (a schedule
+    made of other settings).
     """
     try:
         settings = conf.settings()
@@ -46,6 +48,15 @@ def check_celery(
                 "wait for it while other workers are idle.",
                 hint=f"Set it to 1, or 4 with many short jobs. {DOCS}w004",
                 id="jobreaper.W004",
+            )
+        )
+    if schedule.made_too_early():
+        found.append(
+            checks.Warning(
+                "The schedule of Celery beat was made before JOBREAPER was set, so its intervals "
+                "are others.",
+                hint=f"Call beat_schedule() below JOBREAPER. {DOCS}w005",
+                id="jobreaper.W005",
             )
         )
     return found

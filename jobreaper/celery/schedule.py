@@ -22,9 +22,13 @@ class Entry(NamedTuple):
     every_sec: float
 
 
-def entries() -> list[Entry]:
-    """Return every scheduled task of the package."""
-    settings = conf.settings()
+# What the last schedule was made of.
+_handed_out: list[Entry] = []
+
+
+def entries(settings: conf.Settings | None = None) -> list[Entry]:
+    """Return every scheduled task of the package, as often as ``settings`` say."""
+    settings = settings or conf.settings()
     return [
         Entry("jobreaper: reap", REAP, settings.reaper_interval_sec),
         Entry("jobreaper: dispatch", DISPATCH, settings.dispatch_interval_sec),
@@ -36,12 +40,21 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the entries for ``CELERY_BEAT_SCHEDULE``; merge them with your own.
 
     A message expires when the next one is sent, so passes do not pile up while no worker listens.
+    A bad setting counts as not given here; the system checks report it.
     """
+    _handed_out[:] = entries(conf.present()[0])
     return {
         entry.name: {
             "task": entry.task,
             "schedule": entry.every_sec,
             "options": {"expires": entry.every_sec},
         }
-        for entry in entries()
+        for entry in _handed_out
     }
+
+
+def made_too_early() -> bool:
+    """Return whether the schedule was made of other settings than the present ones, as where
+    ``beat_schedule()`` is called above ``JOBREAPER``.
+    """
+    return bool(_handed_out) and _handed_out != entries()

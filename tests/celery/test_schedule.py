@@ -8,6 +8,7 @@ from celery import Celery
 from celery.beat import Scheduler
 from celery.schedules import schedule
 from django.conf import settings as django_settings
+from django.core.checks import run_checks
 from pytest_django import Settings
 
 from jobreaper import beat_schedule
@@ -57,3 +58,22 @@ def test_the_message_of_a_pass_carries_its_expiry(app: Celery) -> None:
         message.ack()
     assert message.headers["task"] == "jobreaper.reap"
     assert message.headers["expires"] is not None
+
+
+def test_a_schedule_made_before_the_settings_is_warned_of(settings: Settings) -> None:
+    settings.JOBREAPER = {}
+    beat_schedule()
+    settings.JOBREAPER = {"REAPER_INTERVAL_SEC": 7.5}
+    [warning] = run_checks(tags=["jobreaper"])
+    assert warning.id == "jobreaper.W005"
+    beat_schedule()
+    assert run_checks(tags=["jobreaper"]) == []
+    settings.JOBREAPER = {}
+    beat_schedule()
+
+
+def test_a_bad_setting_is_left_to_the_checks(settings: Settings) -> None:
+    settings.JOBREAPER = {"REAPER_INTERVAL_SEC": "soon"}
+    assert beat_schedule()["jobreaper: reap"]["schedule"] == 60
+    [error] = run_checks(tags=["jobreaper"])
+    assert error.id == "jobreaper.E002"

@@ -169,6 +169,18 @@ def test_the_command_without_options_is_one_pass(jobs: Rows) -> None:
     assert ReaperPass.objects.count() == 2
 
 
+def test_a_table_that_could_not_be_reaped_is_not_said_to_be_clean(sql: Any, capsys: Any) -> None:
+    sql("ALTER TABLE asr_jobs RENAME TO asr_jobs_away")
+    try:
+        with pytest.raises(CommandError):
+            call_command("reap")
+    finally:
+        sql("ALTER TABLE asr_jobs_away RENAME TO asr_jobs")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "nothing to reap" in line]
+    assert "jobs" in line
+    assert "asr_jobs" not in line
+
+
 def test_an_error_in_a_pass_is_an_error_of_the_command(jobs: Rows, sql: Any) -> None:
     jobs.plant_expired()
     sql("ALTER TABLE asr_jobs RENAME TO asr_jobs_away")

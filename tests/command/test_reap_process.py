@@ -52,13 +52,15 @@ def test_bad_usage_exits_with_2_and_prints_nothing_on_stdout(run: Run) -> None:
     assert "at least 1" in refused.stderr
 
 
-def test_bad_settings_are_named_and_nothing_is_reaped(jobs: Rows, run: Run) -> None:
+# The second is also read for the schedule of Celery beat, before there are checks.
+@pytest.mark.parametrize("setting", ["DEFAULT_LEASE_SEC", "REAPER_INTERVAL_SEC"])
+def test_bad_settings_are_named_and_nothing_is_reaped(jobs: Rows, run: Run, setting: str) -> None:
     key = jobs.plant_expired()
     before = jobs.row(key)
-    done = run("--format", "json", DEFAULT_LEASE_SEC="soon")
-    assert done.returncode == 1
+    done = run("--format", "json", **{setting: "soon"})
+    assert done.returncode == 2
     assert done.stdout == ""
-    assert "DEFAULT_LEASE_SEC" in done.stderr
+    assert setting in done.stderr
     assert "jobreaper.E002" in done.stderr
     assert jobs.row(key) == before
 

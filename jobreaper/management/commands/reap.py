@@ -11,7 +11,7 @@ import signal
 import time
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import connections
 
 from jobreaper import conf
@@ -87,6 +87,14 @@ class Command(BaseCommand):
             help="the database that holds the tables (default: as Django's routers say)",
         )
 
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks; what they find wrong is bad usage, not an error in a pass."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = BAD_USAGE
+            raise
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the passes."""
         if options["loop"]:
@@ -151,8 +159,9 @@ class Command(BaseCommand):
                     f"{name}: {len(table.requeued):,} {would}requeued, "
                     f"{len(table.failed):,} {would}failed"
                 )
-        if not (result.requeued or result.failed):
-            self.stdout.write(f"nothing to reap in {', '.join(result.tables) or 'no tables'}")
+        clean = [name for name, table in result.tables.items() if not table.errors]
+        if not (result.requeued or result.failed or result.errors):
+            self.stdout.write(f"nothing to reap in {', '.join(clean) or 'no tables'}")
         self.stdout.write(f"took {result.duration_ms:.0f} ms")
 
 
