@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobreaper.base import LeasedJob
     from jobreaper.celery import LeasedTask, beat_schedule
+    from jobreaper.claims import claim, claim_next, hold
     from jobreaper.control import cancel, fail, requeue
     from jobreaper.dedupe import make_dedupe_key
     from jobreaper.exceptions import (
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         UnsupportedDatabase,
     )
     from jobreaper.handlers import job_handler
-    from jobreaper.leases import Lease, claim, claim_next, hold
+    from jobreaper.leases import Lease
     from jobreaper.pauses import pause, resume
     from jobreaper.policies import can_retry, get_backoff_delay_ms
     from jobreaper.queue import enqueue, enqueue_many, mark_failure, mark_success
@@ -42,6 +43,11 @@ _HOMES = {
     "celery": (
         "LeasedTask",
         "beat_schedule",
+    ),
+    "claims": (
+        "claim",
+        "claim_next",
+        "hold",
     ),
     "control": (
         "cancel",
@@ -60,12 +66,7 @@ _HOMES = {
         "UnsupportedDatabase",
     ),
     "handlers": ("job_handler",),
-    "leases": (
-        "Lease",
-        "claim",
-        "claim_next",
-        "hold",
-    ),
+    "leases": ("Lease",),
     "pauses": (
         "pause",
         "resume",

@@ -16,9 +16,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from jobreaper import heartbeat, signals
+from jobreaper.claims import take
 from jobreaper.db import fetch, retrying
 from jobreaper.exceptions import LeaseLost
-from jobreaper.leases import Lease, take
+from jobreaper.leases import Lease
 from jobreaper.tables import JobTable
 from jobreaper.worker import local_clock
 

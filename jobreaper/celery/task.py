@@ -21,8 +21,9 @@ from django.db import Error, models, transaction
 
 from jobreaper import control
 from jobreaper.celery import shutdown
+from jobreaper.claims import claim
 from jobreaper.exceptions import ConfigurationError, LeaseLost
-from jobreaper.leases import Lease, claim
+from jobreaper.leases import Lease
 from jobreaper.states import EventType
 
 logger = logging.getLogger(__name__)

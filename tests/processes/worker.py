@@ -21,8 +21,9 @@ django.setup()
 
 from django.db import connection, transaction  # noqa: E402
 
+from jobreaper.claims import claim  # noqa: E402
 from jobreaper.exceptions import LeaseLost  # noqa: E402
-from jobreaper.leases import Lease, claim  # noqa: E402
+from jobreaper.leases import Lease  # noqa: E402
 from jobreaper.worker import worker_id  # noqa: E402
 from project.media.models import Job  # noqa: E402
 from tests.processes.effects import write_effect  # noqa: E402
