@@ -26,5 +26,5 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'claims'"):
-        _ = jobreaper.claims
+    with pytest.raises(AttributeError, match="no attribute 'laese'"):
+        _ = jobreaper.laese
