@@ -135,18 +135,19 @@ def _costs(table: JobTable) -> Iterator[tuple[str, str]]:
 def check_installed_sql(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report W010: SQL functions or views in the database differ from a fresh render."""
+    """Report W010: SQL functions or views in the database are not as a fresh render has them."""
     messages: list[checks.CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
         if connection.vendor != "postgresql":
             continue
         tables = [table for table in job_tables() if table.alias == alias]
-        for name in installed.drifted(connection, tables):
+        for drift in installed.drifted(connection, tables):
+            remedy = drift.remedy or f"Run `manage.py reaper_sql --install --database {alias}`."
             messages.append(
                 checks.Warning(
-                    f"{name} in the database {alias!r} differs from this version or its settings.",
-                    hint=f"Run `manage.py reaper_sql --install --database {alias}`. {DOCS}w010",
+                    f"{drift.name} in the database {alias!r} {drift.problem}.",
+                    hint=f"{remedy} {DOCS}w010",
                     id="jobreaper.W010",
                 )
             )

@@ -1,7 +1,6 @@
 """The protocol inside the database: functions for workers in other languages, and views.
 
-They are rendered from the same ``.sql`` files that Python sends. Each carries a comment with the
-hash of its source, so that a check can tell when the database and the package have drifted apart.
+They are rendered from the same ``.sql`` files that Python sends.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from django.apps import AppConfig
 from django.db import connections
@@ -21,13 +20,24 @@ from psycopg.sql import Literal as SqlLiteral
 from jobreaper import conf, rendering, sql
 from jobreaper.base import LATE_AFTER_BEATS
 from jobreaper.db import fetch
+from jobreaper.dbobjects import MARK, Installed
 from jobreaper.jobtable import JobTable
 from jobreaper.states import Trigger
 
-MARK: Final = "jobreaper sha256:"
 # PostgreSQL cuts a longer one, and cut names of one table are the same.
 LONGEST_NAME: Final = 63
 POLICIES: Final = "jobreaper_policies"
+
+# The types of a function's arguments; the key's is the table's own.
+_ARGUMENTS: Final = {
+    "claim": "(text, int, text[], {})",
+    "heartbeat": "({}, text, bigint)",
+    "finish": "({}, text, bigint)",
+    "release": "({}, text, bigint)",
+    "fail": "({}, text, bigint, text, text)",
+    "reap": "(int)",
+    "reclaim_heartbeat": "({}, text)",
+}
 
 # What a verb's statement is given inside its function, in place of Python's parameters.
 _CLAIM: Final = {
@@ -65,45 +75,6 @@ _REAP: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Installed:
-    """One function or view: its name in the database and the statement that makes it."""
-
-    kind: Literal["FUNCTION", "VIEW"]
-    identifier: Identifier
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name, schema included, as SQL writes it."""
-        return self.identifier.as_string(None)
-
-    @property
-    def comment(self) -> str:
-        """The mark that says from which source it was made."""
-        return MARK + hashlib.sha256(self.source.encode()).hexdigest()
-
-    @property
-    def statements(self) -> list[str]:
-        """What makes it, or makes it anew. Functions are not for everybody to execute."""
-        return [
-            self.source,
-            *([f"REVOKE ALL ON FUNCTION {self.name} FROM PUBLIC"] * (self.kind == "FUNCTION")),
-            f"COMMENT ON {self.kind} {self.name} IS '{self.comment}'",
-        ]
-
-    def create(self, connection: BaseDatabaseWrapper) -> None:
-        """Make it, or make it anew."""
-        with connection.cursor() as cursor:
-            for statement in self.statements:
-                cursor.execute(statement)
-
-    def drop(self, connection: BaseDatabaseWrapper) -> None:
-        """Remove it where it is there."""
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP {self.kind} IF EXISTS {self.name}")
-
-
 def policies(connection: BaseDatabaseWrapper) -> Installed:
     """Return ``jobreaper_policies()``, rendered from the present settings."""
     identifier = Identifier(_schema(connection), POLICIES)
@@ -112,7 +83,7 @@ def policies(connection: BaseDatabaseWrapper) -> Installed:
         "policy_columns": sql.compose("fragments/policy_columns", {}),
         "policies_json": SqlLiteral(conf.settings().policies_json),
     }
-    return Installed("FUNCTION", identifier, sql.render("functions/policies", parts))
+    return Installed("FUNCTION", identifier, sql.plain("functions/policies", parts), "()")
 
 
 def of_table(table: JobTable, connection: BaseDatabaseWrapper) -> list[Installed]:
@@ -121,13 +92,37 @@ def of_table(table: JobTable, connection: BaseDatabaseWrapper) -> list[Installed
     return [*maker.functions(), *maker.views()]
 
 
-def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list[str]:
-    """Return the names of installed functions and views that differ from a fresh render."""
-    expected = {made.name: made.comment for table in tables for made in of_table(table, connection)}
-    policy = policies(connection)
-    expected[policy.name] = policy.comment
+@dataclass(frozen=True)
+class Drift:
+    """A function or view in the database that is not as a fresh render has it."""
+
+    name: str
+    problem: str
+    # What mends it, where installing anew does not.
+    remedy: str | None = None
+
+
+def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list[Drift]:
+    """Return what differs from a fresh render, is missing beside the others of its table, or
+    belongs to no table.
+    """
+    groups = [[policies(connection)], *(of_table(table, connection) for table in tables)]
     found = _found(connection)
-    return sorted(name for name, comment in found.items() if expected.get(name) != comment)
+    names = {name for name, *_ in found}
+    expected = {made.name: made.comment for group in groups for made in group}
+    drifts = [
+        Drift(made.name, "is missing")
+        for group in groups
+        for made in group
+        if made.name not in names and names & {other.name for other in group}
+    ]
+    for name, dropping, comment in found:
+        if name not in expected:
+            remedy = f"Unless another project uses it: DROP {dropping};"
+            drifts.append(Drift(name, "belongs to no job table", remedy))
+        elif comment != expected[name]:
+            drifts.append(Drift(name, "differs from this version or its settings"))
+    return sorted(drifts, key=lambda drift: drift.name)
 
 
 def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
@@ -138,12 +133,14 @@ def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if sender.label != "jobreaper" or connection.vendor != "postgresql":
         return
     made = policies(connection)
-    if _found(connection).get(made.name, made.comment) != made.comment:
+    if any(
+        name == made.name and comment != made.comment for name, _, comment in _found(connection)
+    ):
         made.create(connection)
 
 
-def _found(connection: BaseDatabaseWrapper) -> dict[str, str]:
-    return dict(fetch(connection, sql.render("statements/installed"), {"mark": f"{MARK}%"}))
+def _found(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
+    return fetch(connection, sql.render("statements/installed"), {"mark": f"{MARK}%"})
 
 
 def _schema(connection: BaseDatabaseWrapper) -> str:
@@ -195,8 +192,9 @@ class _Maker:
         else:
             parts = rendering.reclaim_parts(self.table)
             watched = sql.compose("fragments/watched_limits", parts)
-        monitor = self._name("stale_monitor")
-        yield self._view("stale_monitor", {"watched": watched})
+        # Twice, and not one view on the other: either can be made anew by itself.
+        monitor = sql.compose("fragments/monitor", {"watched": watched})
+        yield self._view("stale_monitor", {"monitor": monitor})
         yield self._view("stale_validation", {"monitor": monitor})
         yield self._view("reclaim_history", {"table_name": SqlLiteral(self.table.name)})
 
@@ -258,17 +256,17 @@ class _Maker:
         search_path = SQL(", ").join([Identifier(schema) for schema in self.path])
         label = self._label(name)
         # Inside, a parameter is qualified by the function's bare name.
-        source = sql.render(
+        source = sql.plain(
             f"functions/{file}", {**parts, "function": label, "search_path": search_path}
         )
         bare, whole = label.as_string(None), name.as_string(None)
-        return Installed(
-            "FUNCTION", name, source.replace(f"FUNCTION {bare}(", f"FUNCTION {whole}(")
-        )
+        source = source.replace(f"FUNCTION {bare}(", f"FUNCTION {whole}(")
+        arguments = _ARGUMENTS[file].format(rendering.id_type(self.table))
+        return Installed("FUNCTION", name, source, arguments)
 
     def _view(self, suffix: str, parts: Mapping[str, Composable]) -> Installed:
         name = self._name(suffix)
-        return Installed("VIEW", name, sql.render(f"views/{suffix}", {**parts, "view": name}))
+        return Installed("VIEW", name, sql.plain(f"views/{suffix}", {**parts, "view": name}))
 
     def _name(self, verb: str) -> Identifier:
         own = self.table.function_names.get(verb, f"{self.base}_{verb}")
@@ -284,7 +282,8 @@ class _Maker:
     def _inside(self, statement: str, given: Mapping[str, str], name: Identifier) -> Composable:
         """Return a statement with its parameters replaced by what the function was given."""
         label = self._label(name).as_string(None)
-        text = re.sub(
-            r"%\((\w+)\)s", lambda match: given[match[1]].format(function=label), statement
-        )
-        return SQL(text)
+
+        def filled(match: re.Match[str]) -> str:
+            return given[match[1]].format(function=label) if match[1] else "%"
+
+        return SQL(re.sub(r"%\((\w+)\)s|%%", filled, statement))

@@ -268,11 +268,10 @@ def limits(table: JobTable) -> Composable:
 def _common_parts(table: JobTable) -> Parts:
     keys = [Identifier(column) for column in table.key_columns]
     single = len(keys) == 1
-    id_type = (table.pk.rel_db_type(table.connection()) or "text") if single else "text"
     return {
         "table": Identifier(*table.name_parts),
         "table_name": Literal(table.name),
-        "id_type": SQL(id_type),
+        "id_type": SQL(id_type(table)),
         "key": SQL("job.{}").format(keys[0]) if single else _key_as_text(keys),
         **{part: Identifier(column) for part, column in table.columns.items()},
         **{status.value: Literal(table.word(status)) for status in table.words},
@@ -280,6 +279,12 @@ def _common_parts(table: JobTable) -> Parts:
         "is_queued": has_status(table, Status.QUEUED),
         "is_processing": has_status(table, Status.PROCESSING),
     }
+
+
+def id_type(table: JobTable) -> str:
+    """Return the type of a job's key in statements; a composite key is text."""
+    single = len(table.key_columns) == 1
+    return (table.pk.rel_db_type(table.connection()) or "text") if single else "text"
 
 
 def _nothing(table: JobTable, part: str) -> Composable:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-from psycopg.sql import SQL, Composable, Composed, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper.policies import LONGEST_MS, MOST_STAGES, OTHER_STAGE
 from jobreaper.states import (
@@ -54,4 +54,18 @@ def compose(path: str, parts: Mapping[str, Composable]) -> Composed:
 
 def render(path: str, parts: Mapping[str, Composable] | None = None) -> str:
     """Return a statement as text, ready to be sent with its parameters."""
-    return compose(path, parts or {}).as_string(None)
+    return _with_percent_doubled(compose(path, parts or {})).as_string(None)
+
+
+def plain(path: str, parts: Mapping[str, Composable]) -> str:
+    """Return a statement as text, to be sent without parameters."""
+    return compose(path, parts).as_string(None)
+
+
+def _with_percent_doubled(part: Composable) -> Composable:
+    """Return a part in whose names and words the driver sees no parameter."""
+    if isinstance(part, Composed):
+        return Composed([_with_percent_doubled(each) for each in part])
+    if isinstance(part, Identifier | Literal):
+        return SQL(part.as_string(None).replace("%", "%%"))
+    return part

@@ -21,6 +21,15 @@ def jobs(sql: Sql) -> Rows:
 
 
 @pytest.fixture
+def role(sql: Sql) -> Iterator[str]:
+    """A role that has been granted nothing, quoted. A cluster's databases share their roles."""
+    name = f'"Worker of {connection.settings_dict["NAME"]}"'
+    sql(f"CREATE ROLE {name} LOGIN")
+    yield name
+    sql(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture
 def as_before(transactional_db: None) -> Iterator[None]:
     """Whatever the test installs, what was there before is back afterwards."""
     yield

@@ -1,5 +1,6 @@
 """Installing: drift, rights, search_path, names, undoing."""
 
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -9,7 +10,7 @@ from django.core.management import call_command
 from django.db import connection, models
 from django.test import override_settings
 
-from jobreaper import checks, conf, installed
+from jobreaper import checks, conf, installed, reap
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.adoption.conftest import Adopt, Create, adopt, create
@@ -23,6 +24,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 VERBS = ("claim", "heartbeat", "finish", "release", "fail", "reap")
 
 
+def there() -> set[str]:
+    """What the package has installed, by name."""
+    return {name for name, *_ in installed._found(connection)}
+
+
 def drifted() -> list[str]:
     messages = checks.check_installed_sql(None, databases=["default"])
     assert {message.id for message in messages} <= {"jobreaper.W010"}
@@ -31,7 +37,7 @@ def drifted() -> list[str]:
 
 def test_what_was_migrated_is_what_this_version_renders() -> None:
     assert drifted() == []
-    names = installed._found(connection)
+    names = there()
     for verb in VERBS:
         assert f'"public"."jobs_{verb}"' in names
     assert '"public"."reclaim_stale_jobs"' in names
@@ -66,11 +72,11 @@ def test_what_is_printed_is_what_is_installed(sql: Sql) -> None:
     made = installed.of_table(table_of(Job), connection)
     for each in reversed(made):
         each.drop(connection)
-    assert '"public"."jobs_claim"' not in installed._found(connection)
+    assert '"public"."jobs_claim"' not in there()
     # Without parameters a client may send many statements at once, as psql does with a file.
     sql(out.getvalue())
     assert drifted() == []
-    assert {each.name for each in made} <= installed._found(connection).keys()
+    assert {each.name for each in made} <= there()
     [row] = sql(
         "SELECT has_function_privilege('public', 'jobs_finish(bigint,text,bigint)', 'EXECUTE')"
     )
@@ -80,17 +86,17 @@ def test_what_is_printed_is_what_is_installed(sql: Sql) -> None:
 @pytest.mark.usefixtures("as_before")
 def test_the_migration_can_be_undone_and_done_again() -> None:
     call_command("migrate", "media", "0002", verbosity=0)
-    assert not [name for name in installed._found(connection) if '"jobs_' in name]
+    assert not [name for name in there() if '"jobs_' in name]
     call_command("migrate", "media", verbosity=0)
     assert drifted() == []
-    assert '"public"."asr_jobs_stale_monitor"' in installed._found(connection)
+    assert '"public"."asr_jobs_stale_monitor"' in there()
 
 
 def test_the_functions_of_an_unmanaged_model_come_and_go_with_its_migration() -> None:
     call_command("migrate", "documents", "0002", verbosity=0)
-    assert '"public"."reclaim_stale_jobs"' not in installed._found(connection)
+    assert '"public"."reclaim_stale_jobs"' not in there()
     call_command("migrate", "documents", verbosity=0)
-    assert '"public"."reclaim_stale_jobs"' in installed._found(connection)
+    assert '"public"."reclaim_stale_jobs"' in there()
     assert drifted() == []
 
 
@@ -98,15 +104,11 @@ def test_the_functions_of_an_unmanaged_model_come_and_go_with_its_migration() ->
 
 
 @pytest.fixture
-def stranger(sql: Sql, dsn: str) -> Any:
+def stranger(dsn: str, role: str) -> Iterator[Any]:
     """A session of a role that has been granted nothing."""
-    sql("CREATE ROLE worker LOGIN PASSWORD 'worker'")
-    try:
-        with psycopg.connect(dsn, autocommit=True) as other:
-            other.execute("SET SESSION AUTHORIZATION worker")
-            yield other
-    finally:
-        sql("DROP OWNED BY worker; DROP ROLE worker")
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute(f"SET SESSION AUTHORIZATION {role}")
+        yield other
 
 
 CALLS = [
@@ -128,14 +130,16 @@ def test_nobody_may_call_a_function_who_was_not_allowed_to(stranger: Any, call: 
         stranger.execute(call)
 
 
-def granted(sql: Sql, first_line: str) -> None:
+def granted(sql: Sql, role: str, first_line: str) -> None:
     text = markdown.section(markdown.page("sql-functions"), "Rights")
     [code] = [code for _, code in markdown.blocks(text, "sql") if code.startswith(first_line)]
-    sql(code)
+    sql(code.replace(" TO worker;", f" TO {role};"))
 
 
-def test_the_documented_rights_are_enough_for_a_worker(sql: Sql, jobs: Rows, stranger: Any) -> None:
-    granted(sql, "-- a worker's rights")
+def test_the_documented_rights_are_enough_for_a_worker(
+    sql: Sql, jobs: Rows, stranger: Any, role: str
+) -> None:
+    granted(sql, role, "-- a worker's rights")
     for verb, more in (("finish", ""), ("release", ""), ("fail", ", 'E1', 'oh'")):
         key = jobs.plant()
         [row] = stranger.execute(
@@ -149,17 +153,19 @@ def test_the_documented_rights_are_enough_for_a_worker(sql: Sql, jobs: Rows, str
         stranger.execute("SELECT jobs_reap()")
 
 
-def test_the_documented_rights_are_enough_for_a_reaper(sql: Sql, jobs: Rows, stranger: Any) -> None:
-    granted(sql, "-- a reaper's rights")
+def test_the_documented_rights_are_enough_for_a_reaper(
+    sql: Sql, jobs: Rows, stranger: Any, role: str
+) -> None:
+    granted(sql, role, "-- a reaper's rights")
     key = jobs.plant_expired()
     reaped = stranger.execute("SELECT * FROM jobs_reap()").fetchall()
     assert reaped == [(str(key), "requeued")]
 
 
 def test_what_was_granted_outlives_a_new_installation(
-    sql: Sql, stranger: Any, as_before: None
+    sql: Sql, stranger: Any, role: str, as_before: None
 ) -> None:
-    granted(sql, "-- a worker's rights")
+    granted(sql, role, "-- a worker's rights")
     call_command("reaper_sql", "--install", "--table", "jobs", stdout=StringIO())
     assert stranger.execute("SELECT * FROM jobs_claim('w1')").fetchall() == []
 
@@ -192,14 +198,15 @@ class Odd(models.Model):
 
     key = models.CharField(max_length=30, primary_key=True, db_column="the Key")
     status = models.CharField(max_length=20)
-    claimed_at = models.DateTimeField(null=True, db_column="claimed @")
+    claimed_at = models.DateTimeField(null=True, db_column="claimed @ 100%")
     last_heartbeat_at = models.DateTimeField(null=True)
     locked_by = models.TextField(null=True)
+    fail_reason = models.TextField(null=True)
 
     class Meta:
         app_label = "office"
         managed = False
-        db_table = "it's {0} odd Table"
+        db_table = "it's {0} %s odd %Table"
 
     def __str__(self) -> str:
         return self.key
@@ -209,21 +216,28 @@ def test_an_odd_name_is_quoted(sql: Sql, create: Create, adopt: Adopt) -> None:
     name = Odd._meta.db_table
     create(
         f'CREATE TABLE "{name}" ("the Key" varchar(30) PRIMARY KEY, status varchar(20),'
-        ' "claimed @" timestamptz, last_heartbeat_at timestamptz, locked_by text)',
+        ' "claimed @ 100%" timestamptz, last_heartbeat_at timestamptz, locked_by text,'
+        " fail_reason text)",
         f'TABLE "{name}"',
     )
-    table = adopt(Odd, ttl=60)
-    for made in installed.of_table(table, connection):
+    table = adopt(Odd, ttl=60, words={"processing": "100%"}, note="% LATE %s")
+    for made in [*installed.of_table(table, connection)] * 2:
         made.create(connection)
-    sql(
-        f'INSERT INTO "{name}" ("the Key", status, "claimed @", locked_by)'
-        " VALUES ('o''one', 'processing', now() - interval '1 h', 'w')"
-    )
-    assert sql(f'SELECT * FROM "{name}_heartbeat"(%s, %s)', "o'one", "w")[0].popitem()[1] is True
+    values = "('o''KEY', '100%', now() - interval '1 h', NULL, 'w')"
+    lost = f'INSERT INTO "{name}" VALUES {values}'
+    sql(lost.replace("KEY", "one"))
+    assert sql(f"SELECT \"{name}_heartbeat\"('o''one', 'w') AS held") == [{"held": True}]
     sql(f'UPDATE "{name}" SET last_heartbeat_at = NULL')
     assert sql(f'SELECT state FROM "{name}_stale_monitor"') == [{"state": "stale"}]
     assert sql(f'SELECT * FROM "{name}_reap"()') == [{"job_id": "o'one", "outcome": "requeued"}]
-    assert len(sql(f'SELECT * FROM "{name}_reclaim_history"')) == 1
+    sql(lost.replace("KEY", "two"))
+    assert reap([Odd], dry_run=True).requeued_ids == {name: ["o'two"]}
+    result = reap([Odd])
+    assert (result.all_errors, result.requeued_ids) == ([], {name: ["o'two"]})
+    assert sql(f'SELECT fail_reason FROM "{name}" GROUP BY 1') == [
+        {"fail_reason": "% LATE %s: Exceeded TTL (1 min)"}
+    ]
+    assert len(sql(f'SELECT * FROM "{name}_reclaim_history"')) == 2
     for made in reversed(installed.of_table(table, connection)):
         made.drop(connection)
 
@@ -254,6 +268,6 @@ def test_a_long_name_is_shortened_and_stays_one_of_its_kind(create: Create, adop
     assert len({each.name for each in made}) == len(made) == 4
     for each in made:
         each.create(connection)
-    assert {each.name for each in made} <= installed._found(connection).keys()
+    assert {each.name for each in made} <= there()
     for each in reversed(made):
         each.drop(connection)

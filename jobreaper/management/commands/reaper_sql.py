@@ -6,9 +6,10 @@ import argparse
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections, transaction
+from django.db import ProgrammingError, connections, transaction
 
 from jobreaper import installed
+from jobreaper.db import in_words
 from jobreaper.exceptions import UnknownTable
 from jobreaper.tables import named
 
@@ -45,10 +46,13 @@ class Command(BaseCommand):
         for table in tables:
             if table.alias == connection.alias:
                 made += installed.of_table(table, connection)
-        with transaction.atomic(using=connection.alias):
-            for each in made:
-                if options["install"]:
+        if not options["install"]:
+            self.stdout.writelines(f"{line};\n" for each in made for line in each.statements)
+            return
+        try:
+            with transaction.atomic(using=connection.alias):
+                for each in made:
                     each.create(connection)
-                    self.stdout.write(f"installed {each.kind.lower()} {each.name}")
-                else:
-                    self.stdout.writelines(f"{statement};\n" for statement in each.statements)
+        except ProgrammingError as error:
+            raise CommandError(in_words(error)) from error
+        self.stdout.writelines(f"installed {each.kind.lower()} {each.name}\n" for each in made)

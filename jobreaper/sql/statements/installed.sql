@@ -1,12 +1,19 @@
--- The functions and views that this package has made, with the mark of their source.
-SELECT format('"%%s"."%%s"', replace(namespace.nspname, '"', '""'), replace(made.name, '"', '""')),
+-- The functions and views that this package has made: the name, the one by which DROP knows it, and
+-- the mark of its source. Each name is quoted, as Python quotes it.
+SELECT format('%%s.%%s', schema.name, made.name),
+       format('%%s %%s.%%s%%s', made.kind, schema.name, made.name, made.arguments),
        made.comment
-  FROM (SELECT pronamespace AS namespace, proname AS name,
+  FROM (SELECT pronamespace AS namespace,
+               'FUNCTION' AS kind,
+               '"' || replace(proname, '"', '""') || '"' AS name,
+               '(' || pg_get_function_identity_arguments(oid) || ')' AS arguments,
                obj_description(oid, 'pg_proc') AS comment
           FROM pg_proc
         UNION ALL
-        SELECT relnamespace, relname, obj_description(oid, 'pg_class')
+        SELECT relnamespace, 'VIEW', '"' || replace(relname, '"', '""') || '"', '',
+               obj_description(oid, 'pg_class')
           FROM pg_class
          WHERE relkind = 'v') AS made
-  JOIN pg_namespace AS namespace ON namespace.oid = made.namespace
+  JOIN (SELECT oid, '"' || replace(nspname, '"', '""') || '"' AS name FROM pg_namespace) AS schema
+    ON schema.oid = made.namespace
  WHERE made.comment LIKE %(mark)s
