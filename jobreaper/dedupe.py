@@ -17,6 +17,8 @@ from jobreaper.exceptions import BadPayload
 _LARGEST_PLAIN_EXPONENT: Final = 21
 _SMALLEST_PLAIN_EXPONENT: Final = -6
 
+_unescaped: Final = json.JSONEncoder(ensure_ascii=False).encode
+
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # NUL, and half a surrogate pair, as sorted JSON writes them.
 _UNSTORABLE: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\u(?:0000|d[89a-f]..))")
@@ -85,9 +87,11 @@ def _key(key: object, place: str) -> bytes:
 
 
 def _text(text: str) -> str:
+    if text.isascii():
+        return _unescaped(text)
     # Two halves of a pair are one character to JavaScript; half a pair is written as an escape.
     whole = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
-    return _LONE_SURROGATE.sub(_escape, json.dumps(whole, ensure_ascii=False))
+    return _LONE_SURROGATE.sub(_escape, _unescaped(whole))
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
 # What a table without leases may have besides the protocol's columns: set at every reclaim.
 EXTRA_PARTS: Final = ("updated_at",)
+
+LeaseValues = tuple[int, str | None, int, datetime | None]
 
 OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
 
@@ -102,9 +106,11 @@ class JobTable:
         """Return whether the model has a field of this name."""
         return any(own.name == name for own in self.model._meta.concrete_fields)
 
-    def value(self, job: models.Model, part: str) -> Any:
-        """Return what ``job`` has in the column of a part of the protocol."""
-        return getattr(job, self._attributes[part])
+    @cached_property
+    def lease_values(self) -> Callable[[models.Model], LeaseValues]:
+        """What reads from a claimed job its epoch, stage, attempt and when its lease ends."""
+        parts = ("lease_epoch", "stage", "attempt_count", "lease_expires_at")
+        return attrgetter(*(self._attributes[part] for part in parts))
 
     def is_nullable(self, part: str) -> bool:
         """Return whether a part of the protocol may be NULL, as one without a column always is."""

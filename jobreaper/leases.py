@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Final
 
@@ -53,10 +52,7 @@ class Lease:
         self.pk = job.pk
         # As a statement's parameter; a claim of many jobs has it at hand.
         self.key = table.prepare_pk(job.pk) if key is None else key
-        self.epoch: int = table.value(job, "lease_epoch")
-        self.stage: str | None = table.value(job, "stage")
-        self.attempt: int = table.value(job, "attempt_count")
-        self.expires_at: datetime | None = table.value(job, "lease_expires_at")
+        self.epoch, self.stage, self.attempt, self.expires_at = table.lease_values(job)
         self.length_sec = length
         self._runs_out_at = runs_out_at
         self._lost: LeaseLost | None = None

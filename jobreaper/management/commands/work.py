@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 from typing import Any, Final
 
@@ -107,6 +108,9 @@ class Command(BaseCommand):
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+        # What was imported stays. Looking through it for garbage every few thousand jobs would take
+        # a tenth of the process's time.
+        gc.freeze()
         self.stderr.write(f"running {', '.join(sorted(worker.handlers))}")
         tally = worker.run(once=options["once"])
         self.stdout.write(
