@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -25,14 +24,12 @@ import psycopg
 from django.db import Error, close_old_connections, connections
 from psycopg.sql import SQL, Identifier
 
-from jobreaper import conf, heartbeat, signals
-from jobreaper.celery import dispatcher
-from jobreaper.db import fetch, in_words
-from jobreaper.exceptions import LeaseLost
-from jobreaper.handlers import Handler, handlers
+from jobreaper import conf, heartbeat
+from jobreaper.db import in_words
+from jobreaper.handlers import handlers
 from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
-from jobreaper.leases import Lease
 from jobreaper.models import Job
+from jobreaper.runs import Tally, call, fail, unhandled_types
 from jobreaper.tables import table_of
 from jobreaper.worker import local_clock
 
@@ -67,18 +64,6 @@ LINGER_SEC: Final = 0.05
 
 # Types without a handler are looked for and reported this often.
 REPORT_SEC: Final = 60.0
-MOST_UNHANDLED: Final = 1000
-
-
-@dataclass
-class Tally:
-    """What a worker has done."""
-
-    claimed: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    released: int = 0
-    lost: int = 0
 
 
 class Worker:
@@ -345,86 +330,3 @@ class Worker:
         if found and self._reported != frozenset(found):
             logger.warning("no handler for these types, whose jobs wait: %s", found)
         self._reported = frozenset(found)
-
-
-def call(handler: Handler, lease: Lease) -> BaseException | None:
-    """Run a handler on a job whose lease still stands; return what it raised."""
-    try:
-        lease.check()
-    except LeaseLost as lost:
-        return lost
-    error: BaseException | None = None
-    model = lease.table.model
-    signals.run_started.send_robust(model, lease=lease)
-    try:
-        handler(lease.job, lease)
-    # Whatever a handler raises, sys.exit() included, is its own job's affair.
-    except BaseException as raised:
-        error = raised
-    signals.run_ended.send_robust(model, lease=lease, error=error)
-    return error
-
-
-def fail(lease: Lease, error: BaseException) -> str:
-    """End a lease by what its handler raised; return how that is to be counted."""
-    if isinstance(error, LeaseLost) and lease.lost:
-        heartbeat.heart.remove(lease)
-        return "lost"
-    logger.error("the handler of %s failed on %s", lease.job.type, lease.pk, exc_info=error)
-    try:
-        lease.fail(error)
-    except LeaseLost:
-        return "lost"
-    return "failed"
-
-
-def unhandled_types(types: Iterable[str]) -> dict[str, int]:
-    """Return the types of queued jobs that neither a handler of ``types`` nor a Celery task runs,
-    with how many there are, counted to 1,000.
-    """
-    stages = dispatcher.handlers(Job)
-    if None in stages:
-        return {}
-    table = table_of(Job)
-    params = {"types": list(types), "stages": list(stages), "most": MOST_UNHANDLED}
-    return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
-
-
-def run_due(limit: int, budget_sec: float) -> Tally:
-    """Run at most ``limit`` due jobs in this thread, one after another, and start none after
-    ``budget_sec`` seconds. Return what was done.
-
-    Raises:
-        django.db.Error: the database could not be reached.
-    """
-    ends_at = time.monotonic() + budget_sec
-    tally = Tally()
-    known = handlers()
-    while tally.claimed < limit and time.monotonic() < ends_at:
-        # One at a time, so that two ticks share what there is and nothing has to be given back.
-        runs = claim_group(table_of(Job), 1, types=known)
-        if not runs:
-            break
-        tally.claimed += 1
-        lease = runs[0].lease
-        try:
-            outcome = _end_alone(lease, call(known[lease.job.type], lease))
-        finally:
-            heartbeat.heart.remove(lease)
-        setattr(tally, outcome, getattr(tally, outcome) + 1)
-    return tally
-
-
-def _end_alone(lease: Lease, error: BaseException | None) -> str:
-    if lease.closed:
-        return "succeeded"
-    if isinstance(error, KeyboardInterrupt):
-        lease.release()
-        raise error
-    if error is not None:
-        return fail(lease, error)
-    try:
-        lease.finish()
-    except LeaseLost:
-        return "lost"
-    return "succeeded"

@@ -18,9 +18,9 @@ from jobreaper.db import connection_for, fetch, in_words
 from jobreaper.exceptions import JobreaperError
 from jobreaper.http.access import Refused, check_access
 from jobreaper.reaper import reap
+from jobreaper.runs import run_due
 from jobreaper.states import Trigger
 from jobreaper.tables import job_tables
-from jobreaper.work import run_due
 
 logger = logging.getLogger(__name__)
 

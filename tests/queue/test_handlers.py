@@ -7,7 +7,8 @@ from celery import current_app, shared_task
 
 from jobreaper import ConfigurationError, LeasedTask, enqueue, job_handler
 from jobreaper.handlers import handlers
-from jobreaper.work import Worker, run_due, unhandled_types
+from jobreaper.runs import run_due, unhandled_types
+from jobreaper.work import Worker
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 

@@ -12,8 +12,9 @@ from django.test import override_settings
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
 from jobreaper.lease_groups import claim_group, finish_group, release_group
 from jobreaper.models import Job
+from jobreaper.runs import Tally
 from jobreaper.tables import table_of
-from jobreaper.work import Tally, Worker
+from jobreaper.work import Worker
 from tests.rows import Rows, Sql, ago
 from tests.waiting import until
 
@@ -112,7 +113,7 @@ def test_a_handler_that_raises_fails_its_own_job_and_no_other(
         "ValueError",
         "3 is odd",
     )
-    told = [record for record in caplog.records if record.name == "jobreaper.work"]
+    told = [record for record in caplog.records if record.name == "jobreaper.runs"]
     assert len(told) == 3
     assert all(record.exc_info for record in told)
 

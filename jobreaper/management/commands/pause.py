@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 from getpass import getuser
-from typing import Any, Final
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
-from jobreaper.exceptions import UnknownTable
-from jobreaper.models import Job
+from jobreaper.management.options import add_table_option, table_named
 from jobreaper.pauses import pause, paused
-from jobreaper.tables import named
-
-BAD_USAGE: Final = 2
 
 
 class Command(BaseCommand):
@@ -26,20 +22,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "name", nargs="?", help="the stage, or the type; without it, list what is paused"
         )
-        parser.add_argument(
-            "--table",
-            default=Job._meta.db_table,
-            metavar="T",
-            help=f"the job table (default: {Job._meta.db_table})",
-        )
+        add_table_option(parser)
         parser.add_argument("--reason", help="why, for others to read")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Pause or list."""
-        try:
-            [table] = named([options["table"]])
-        except UnknownTable as error:
-            raise CommandError(str(error), returncode=BAD_USAGE) from error
+        table = table_named(options["table"])
         if options["name"] is None:
             for found in paused(table.model):
                 self.stdout.write(f"{found} since {found.at:%Y-%m-%d %H:%M}: {found.reason or ''}")

@@ -4,51 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, Final
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.core.management.base import CommandError
 
 from jobreaper.exceptions import ConfigurationError, UnsupportedDatabase
+from jobreaper.management.options import BAD_USAGE, ERROR, CheckedCommand, add_batch_options
 from jobreaper.retention import DEFAULT_BATCH_SIZE, PruneResult, prune
 
-ERROR: Final = 1
-BAD_USAGE: Final = 2
 
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("it must be at least 1")
-    return number
-
-
-class Command(BaseCommand):
+class Command(CheckedCommand):
     """Parses the arguments, prunes, prints what was deleted."""
 
     help = (
         "Delete finished jobs, events and passes that are older than RETENTION says. "
         "Exits with 0 when all went well, 1 when something went wrong, 2 on bad usage."
     )
-    requires_system_checks = ("jobreaper",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("--dry-run", action="store_true", help="count, delete nothing")
-        parser.add_argument(
-            "--batch-size",
-            type=_at_least_one,
-            default=DEFAULT_BATCH_SIZE,
-            metavar="N",
-            help=f"rows a statement (default: {DEFAULT_BATCH_SIZE})",
-        )
-        parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument(
-            "--database",
-            choices=list(connections),
-            metavar="ALIAS",
-            help="the database that holds the tables (default: as Django's routers say)",
-        )
+        add_batch_options(parser, DEFAULT_BATCH_SIZE)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Prune."""

@@ -11,18 +11,15 @@ import signal
 import time
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, SystemCheckError
-from django.db import connections
+from django.core.management.base import CommandError
 
 from jobreaper import conf
 from jobreaper.exceptions import ConfigurationError, UnknownTable, UnsupportedDatabase
+from jobreaper.management.options import BAD_USAGE, ERROR, CheckedCommand, add_batch_options
 from jobreaper.reaper import DEFAULT_BATCH_SIZE, PassResult, reap
 from jobreaper.states import Trigger
 
 logger = logging.getLogger(__name__)
-
-ERROR: Final = 1
-BAD_USAGE: Final = 2
 
 # Reapers started by one deploy must not all wake in the same second.
 JITTER: Final = 0.1
@@ -32,21 +29,13 @@ JITTER: Final = 0.1
 PATIENCE_SEC: Final = 0.8
 
 
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("it must be at least 1")
-    return number
-
-
-class Command(BaseCommand):
+class Command(CheckedCommand):
     """Parses the arguments, runs the passes, prints what they did."""
 
     help = (
         "Give jobs whose lease ran out back to the queue, or fail those with no attempt left. "
         "Exits with 0 when all went well, 1 when something in the pass went wrong, 2 on bad usage."
     )
-    requires_system_checks = ("jobreaper",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
@@ -67,33 +56,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help="show the verdicts, change nothing"
         )
-        parser.add_argument(
-            "--batch-size",
-            type=_at_least_one,
-            metavar="N",
-            help=f"rows a statement (default: {DEFAULT_BATCH_SIZE})",
-        )
+        add_batch_options(parser, DEFAULT_BATCH_SIZE)
         parser.add_argument(
             "--no-hold",
             action="store_false",
             dest="hold",
             help="reap even in the grace after a restart of PostgreSQL",
         )
-        parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument(
-            "--database",
-            choices=list(connections),
-            metavar="ALIAS",
-            help="the database that holds the tables (default: as Django's routers say)",
-        )
-
-    def check(self, *args: Any, **options: Any) -> None:
-        """Run the system checks; what they find wrong is bad usage, not an error in a pass."""
-        try:
-            super().check(*args, **options)
-        except SystemCheckError as error:
-            error.returncode = BAD_USAGE
-            raise
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the passes."""

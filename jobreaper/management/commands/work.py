@@ -5,45 +5,29 @@ from __future__ import annotations
 import argparse
 import gc
 import signal
-from typing import Any, Final
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from jobreaper.exceptions import ConfigurationError
+from jobreaper.management.options import BAD_USAGE, CheckedCommand, at_least_one, seconds
 from jobreaper.work import DEFAULT_BATCH, DEFAULT_POLL_SEC, Worker
 
-BAD_USAGE: Final = 2
 
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("it must be at least 1")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("it must be more than 0")
-    return number
-
-
-class Command(BaseCommand):
+class Command(CheckedCommand):
     """Parses the arguments, works until told to stop, prints what was done."""
 
     help = (
         "Run due jobs by their handlers until SIGTERM or Ctrl-C: jobs that run then come to their "
         "end, those that have not started go back to the queue."
     )
-    requires_system_checks = ("jobreaper",)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("--once", action="store_true", help="run what is due, then exit")
         parser.add_argument(
             "--concurrency",
-            type=_at_least_one,
+            type=at_least_one,
             default=1,
             metavar="N",
             help="threads that run handlers (default: 1)",
@@ -64,14 +48,14 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--batch",
-            type=_at_least_one,
+            type=at_least_one,
             default=DEFAULT_BATCH,
             metavar="N",
             help=f"jobs a claim, at most (default: {DEFAULT_BATCH}; slow jobs are claimed singly)",
         )
         parser.add_argument(
             "--poll",
-            type=_seconds,
+            type=seconds,
             default=DEFAULT_POLL_SEC,
             metavar="SEC",
             help=f"how often to look for jobs when idle (default: {DEFAULT_POLL_SEC:g})",

@@ -1,0 +1,119 @@
+"""Running a job by its handler and ending it by what came of that; one job after another for those
+who have a request's time for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from jobreaper import heartbeat, signals
+from jobreaper.celery import dispatcher
+from jobreaper.db import fetch
+from jobreaper.exceptions import LeaseLost
+from jobreaper.handlers import Handler, handlers
+from jobreaper.lease_groups import claim_group
+from jobreaper.leases import Lease
+from jobreaper.models import Job
+from jobreaper.tables import table_of
+
+logger = logging.getLogger(__name__)
+
+MOST_UNHANDLED: Final = 1000
+
+
+@dataclass
+class Tally:
+    """What was done."""
+
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+
+
+def call(handler: Handler, lease: Lease) -> BaseException | None:
+    """Run a handler on a job whose lease still stands; return what it raised."""
+    try:
+        lease.check()
+    except LeaseLost as lost:
+        return lost
+    error: BaseException | None = None
+    model = lease.table.model
+    signals.run_started.send_robust(model, lease=lease)
+    try:
+        handler(lease.job, lease)
+    # Whatever a handler raises, sys.exit() included, is its own job's affair.
+    except BaseException as raised:
+        error = raised
+    signals.run_ended.send_robust(model, lease=lease, error=error)
+    return error
+
+
+def fail(lease: Lease, error: BaseException) -> str:
+    """End a lease by what its handler raised; return how that is to be counted."""
+    if isinstance(error, LeaseLost) and lease.lost:
+        heartbeat.heart.remove(lease)
+        return "lost"
+    logger.error("the handler of %s failed on %s", lease.job.type, lease.pk, exc_info=error)
+    try:
+        lease.fail(error)
+    except LeaseLost:
+        return "lost"
+    return "failed"
+
+
+def unhandled_types(types: Iterable[str]) -> dict[str, int]:
+    """Return the types of queued jobs that neither a handler of ``types`` nor a Celery task runs,
+    with how many there are, counted to 1,000.
+    """
+    stages = dispatcher.handlers(Job)
+    if None in stages:
+        return {}
+    table = table_of(Job)
+    params = {"types": list(types), "stages": list(stages), "most": MOST_UNHANDLED}
+    return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
+
+
+def run_due(limit: int, budget_sec: float) -> Tally:
+    """Run at most ``limit`` due jobs in this thread, one after another, and start none after
+    ``budget_sec`` seconds. Return what was done.
+
+    Raises:
+        django.db.Error: the database could not be reached.
+    """
+    ends_at = time.monotonic() + budget_sec
+    tally = Tally()
+    known = handlers()
+    while tally.claimed < limit and time.monotonic() < ends_at:
+        # One at a time, so that two ticks share what there is and nothing has to be given back.
+        runs = claim_group(table_of(Job), 1, types=known)
+        if not runs:
+            break
+        tally.claimed += 1
+        lease = runs[0].lease
+        try:
+            outcome = _end_alone(lease, call(known[lease.job.type], lease))
+        finally:
+            heartbeat.heart.remove(lease)
+        setattr(tally, outcome, getattr(tally, outcome) + 1)
+    return tally
+
+
+def _end_alone(lease: Lease, error: BaseException | None) -> str:
+    if lease.closed:
+        return "succeeded"
+    if isinstance(error, KeyboardInterrupt):
+        lease.release()
+        raise error
+    if error is not None:
+        return fail(lease, error)
+    try:
+        lease.finish()
+    except LeaseLost:
+        return "lost"
+    return "succeeded"
