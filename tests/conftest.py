@@ -1,6 +1,9 @@
 """Fixtures for tests that need more than the ORM's own connection."""
 
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -11,6 +14,31 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from jobreaper import logs
+from project.embedded import Postgres
+
+# A run in the background ignores Ctrl-C, and so would everything that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory for an embedded server. Those of pytest are closed to PostgreSQL's account by
+    every other run that begins on this machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="jobreaper-test-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def server(open_path: Path) -> Iterator[Postgres]:
+    """A PostgreSQL of the test's own, which it may stop."""
+    sockets = open_path / "sockets"
+    sockets.mkdir()
+    server = Postgres(open_path, sockets)
+    server.start()
+    yield server
+    server.stop("immediate")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,7 +4,6 @@ restarted meanwhile.
 
 import itertools
 import json
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,16 +84,6 @@ def test_a_pass_in_a_celery_worker_is_seen_in_the_web_process(
     assert after.value(count, table="jobs") - before.value(count, table="jobs") == 1
     with app.connection_for_write() as connection:
         connection.SimpleQueue(queue).queue.delete()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Postgres]:
-    # A socket's path has to be short, and pytest's directories are not.
-    with tempfile.TemporaryDirectory(prefix="postgres-") as sockets:
-        server = Postgres(tmp_path, Path(sockets))
-        server.start()
-        yield server
-        server.stop("immediate")
 
 
 def client_of(server: Postgres) -> Sql:

@@ -1,10 +1,7 @@
 """PostgreSQL restarts under working workers, on a server that belongs to the test."""
 
 import json
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,16 +12,6 @@ from tests.processes.conftest import LEASE_SEC, Start
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Postgres]:
-    # A socket's path has to be short, and pytest's directories are not.
-    with tempfile.TemporaryDirectory(prefix="postgres-") as sockets:
-        server = Postgres(tmp_path, Path(sockets))
-        server.start()
-        yield server
-        server.stop("immediate")
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])

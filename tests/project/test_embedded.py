@@ -24,9 +24,9 @@ Start = Callable[[str], subprocess.Popen[str]]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(open_path: Path) -> Path:
     """A working copy of its own: deep, and with a space in its path."""
-    path = tmp_path / "with space" / ("deep" * 30)
+    path = open_path / "with space" / ("deep" * 30)
     (path / "project").mkdir(parents=True)
     source = Path(__file__).parents[2] / "project" / "embedded.py"
     (path / "project" / "embedded.py").write_bytes(source.read_bytes())

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from project.demo import MEDIA_QUEUE
 from tests.project_media.processes import left_over
 from tests.waiting import until
 
@@ -25,9 +26,9 @@ Start = Callable[..., Demo]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(open_path: Path) -> Path:
     """Where everything temporary of a demo goes, so that it can be seen to be gone."""
-    path = tmp_path / "home"
+    path = open_path / "home"
     path.mkdir()
     return path
 
@@ -102,7 +103,7 @@ def test_the_demo_serves_the_admin_and_replaces_workers_until_it_is_interrupted(
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address) as page:
         assert "Django" in page.read().decode()
     children = psutil.Process(demo.pid).children()
-    next(child for child in children if child.cmdline()[-1] == "work").kill()
+    next(child for child in children if MEDIA_QUEUE in child.cmdline()).kill()
     read_to(demo, r"has ended; worker 4 replaces it")
     demo.send_signal(signal.SIGINT)
     output = demo.communicate()[0]
