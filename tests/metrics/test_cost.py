@@ -1,5 +1,6 @@
 """A scrape of a large table is a few index reads."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -52,8 +53,8 @@ def large_table(
         cursor.execute("ALTER TABLE jobs RESET (autovacuum_enabled)")
 
 
-def statements() -> list[str]:
-    """What a scrape of `jobs` sends, beside its timeouts."""
+def scrape() -> CaptureQueriesContext:
+    """Read `jobs` as a scrape does, and return what was sent."""
     with CaptureQueriesContext(connection) as captured:
         reading = readings.read(connection, [table_of(Job)])
     assert reading.errors == []
@@ -62,8 +63,25 @@ def statements() -> list[str]:
     assert sum(standing.leases.values()) == RUNNING
     assert standing.oldest_due_sec is not None
     assert standing.oldest_due_sec >= 24 * 3600
+    return captured
+
+
+def plans(captured: CaptureQueriesContext) -> list[dict[str, Any]]:
+    """Return the plan of each statement, beside those that set timeouts, as it runs now."""
     sent = [str(query["sql"]) for query in captured.captured_queries]
-    return [sql for sql in sent if sql.startswith("--") and "set_config" not in sql]
+    found = []
+    for sql in sent:
+        if sql.startswith("--") and "set_config" not in sql:
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}")
+                [(text,)] = cursor.fetchall()
+            found.append((json.loads(text) if isinstance(text, str) else text)[0]["Plan"])
+    return found
+
+
+def blocks_read(plan: dict[str, Any]) -> int:
+    """Return how many blocks of 8 kB a statement looked at."""
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -73,19 +91,12 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_it_reads_the_partial_indexes_and_nothing_finished(large_table: None) -> None:
-    sent = statements()
-    assert len(sent) == 2, "one statement for the totals and one for the table"
+    found = plans(scrape())
+    assert len(found) == 2, "one statement for the totals and one for the table"
     used = set()
-    blocks = 0
-    for sql in sent:
-        with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}")
-            found = cursor.fetchone()[0]
-        plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
-        blocks += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-        for node in nodes(plan):
-            used |= {node["Index Name"]} if "Index Name" in node else set()
-            if node["Node Type"].endswith("Seq Scan"):
-                assert node["Relation Name"] == "jobreaper_totals", node
+    for node in itertools.chain(*map(nodes, found)):
+        used |= {node["Index Name"]} if "Index Name" in node else set()
+        if node["Node Type"].endswith("Seq Scan"):
+            assert node["Relation Name"] == "jobreaper_totals", node
     assert used == INDEXES
-    assert blocks <= MOST_BLOCKS
+    assert sum(map(blocks_read, found)) <= MOST_BLOCKS

@@ -14,10 +14,12 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from jobreaper import reap
 from jobreaper.celery.schedule import REAP
 from project.celery import app
 from project.embedded import Postgres
 from tests.metrics.page import Page, Sql, events, increase
+from tests.metrics.promtool import needs_promtool, promtool
 from tests.metrics.test_agreement import FAILED, FIVE, REQUEUED, SEVEN, plant_seven_and_five
 from tests.processes.children import Child
 from tests.rows import Rows
@@ -86,6 +88,18 @@ def test_a_pass_in_a_celery_worker_is_seen_in_the_web_process(
         connection.SimpleQueue(queue).queue.delete()
 
 
+@needs_promtool
+def test_promtool_accepts_the_page_of_the_web_process(
+    start: Start, database_url: str, jobs: Rows
+) -> None:
+    jobs.plant_expired(stage="clip")
+    reap()
+    page = Web(start, database_url).scrape()
+    assert page.by("stage", of="reaper_requeues_total") == {"clip": 1}
+    checked = promtool("check", "metrics", text=page.text)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def client_of(server: Postgres) -> Sql:
     def run(statement: str, *parameters: Any) -> list[dict[str, Any]]:
         with psycopg.connect(server.url, autocommit=True, row_factory=dict_row) as client:
@@ -103,14 +117,14 @@ def test_after_a_restart_of_everything_the_counters_are_what_they_were(
     assert start(server.url, "manage.py", "migrate", "-v0").process.wait(120) == 0
     sql = client_of(server)
 
-    def reap() -> dict[str, Any]:
+    def run_a_pass() -> dict[str, Any]:
         command = start(server.url, "manage.py", "reap", "--no-hold", "--format", "json")
         result: dict[str, Any] = json.loads(command.answer(60))
         assert command.process.wait(60) == 0
         return result
 
     plant_seven_and_five(Rows(sql, "jobs"), Rows(sql, "asr_jobs"))
-    result = reap()
+    result = run_a_pass()
     assert (result["requeued"], result["failed"]) == (7, 5)
     web = Web(start, server.url)
     before = web.scrape()
@@ -139,7 +153,7 @@ def test_after_a_restart_of_everything_the_counters_are_what_they_were(
 
     # And they go on from there.
     Rows(sql, "jobs").plant_expired(stage="clip")
-    assert reap()["requeued"] == 1
+    assert run_a_pass()["requeued"] == 1
     page = Web(start, server.url).scrape()
     assert increase(after, page, "reaper_requeues_total") == {("jobs", "clip"): 1}
     assert page.by("table", "stage", of="reaper_requeues_total") == events(sql, REQUEUED)
