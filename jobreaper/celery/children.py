@@ -1,18 +1,21 @@
 """Watching the pool's children: what a dead child held is given back within moments.
 
 The main process waits for the child itself, by a pidfd in Celery's event loop. Celery looks when
-the child's end of a pipe closes, which is a moment too early, and else every five seconds. Without
-pidfds (not Linux) or an event loop (transports other than AMQP and Redis) it is Celery's word that
-counts, and then the lease.
+the child's end of a pipe closes, which is a moment too early, and else every five seconds; so it is
+told to look once the child is dead, and another takes its place. Without pidfds (not Linux) or an
+event loop (transports other than AMQP and Redis) it is Celery's word that counts, and then the
+lease.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 from billiard.common import human_status
+from celery.signals import worker_ready
 from django.db import Error, connections
 from kombu.asynchronous import get_event_loop
 
@@ -28,6 +31,17 @@ RETRIES: Final = 3
 RETRY_SEC: Final = 1.0
 
 _watched: Final[dict[int, int]] = {}
+
+# Called to put a new child in a dead one's place.
+_replace_the_dead: Callable[[], object] | None = None
+
+
+def _know_pool(sender: Any, **kwargs: Any) -> None:
+    global _replace_the_dead
+    _replace_the_dead = getattr(sender.pool, "maintain_pool", None)
+
+
+worker_ready.connect(_know_pool, weak=False, dispatch_uid="jobreaper.children")
 
 
 def watch(pid: int) -> None:
@@ -85,3 +99,5 @@ def _ended(loop: Any, pid: int) -> None:
     if status is not None:
         exited = status.si_code == os.CLD_EXITED
         give_back(pid, human_status(status.si_status if exited else -status.si_status))
+        if _replace_the_dead is not None:
+            _replace_the_dead()

@@ -35,15 +35,17 @@ def broker_url(name: str) -> str:
 
 
 @contextmanager
-def celery_app(url: str, **options: Any) -> Iterator[Celery]:
-    """A Celery app with a queue of its own, in place of the project's until the block ends. Tasks
-    that a test declares with it are gone with it.
+def celery_app(url: str, queue: Any = None, **options: Any) -> Iterator[Celery]:
+    """A Celery app in place of the project's until the block ends, with a queue of its own unless
+    one is named. Tasks that a test declares with it are gone with it.
     """
     projects: Any = current_app
     projects = projects._get_current_object()
     app = Celery("leased-tasks", broker=url, set_as_current=False)
     app.conf.update(
-        task_default_queue=f"leased-{uuid.uuid4().hex}", worker_hijack_root_logger=False, **options
+        task_default_queue=queue or f"leased-{uuid.uuid4().hex}",
+        worker_hijack_root_logger=False,
+        **options,
     )
     app.set_current()
     app.set_default()

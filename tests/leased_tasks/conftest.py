@@ -1,7 +1,10 @@
 """A database that keeps what is committed, and a Celery app of a test's own on a real broker."""
 
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
 
+import psycopg
 import pytest
 from celery import Celery
 
@@ -11,6 +14,14 @@ from tests.leased_tasks.brokers import BROKERS, Queue, broker_url, celery_app
 from tests.rows import Rows, Sql
 
 __all__ = ["foreign_client", "sql", "transactional_db"]
+
+
+@pytest.fixture(scope="session")
+def database_url(foreign_client: psycopg.Connection[Any]) -> str:
+    """The test database as a DATABASE_URL, for processes that outlive a test."""
+    info = foreign_client.info
+    parts = {**info.get_parameters(), "password": info.password}
+    return "postgresql:///?" + urlencode(parts, quote_via=quote)
 
 
 @pytest.fixture

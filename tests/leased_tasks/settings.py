@@ -1,0 +1,22 @@
+"""The test settings, with the tasks of this package and a queue of the worker's own."""
+
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import INSTALLED_APPS as WITHOUT_TASKS
+
+INSTALLED_APPS = [*WITHOUT_TASKS, "tests.leased_tasks"]
+
+CELERY_TASK_DEFAULT_QUEUE = os.environ["LEASED_TASKS_QUEUE"]
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_SEC", "0"))
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+
+JOBREAPER = {
+    # Nothing in these tests may happen because a lease ran out.
+    "DEFAULT_LEASE_SEC": 300,
+    "HEARTBEAT_SEC": 0.3,
+    "STAGES": {
+        "deed": {"backoff": [600]},
+        "poison": {"backoff": [600], "max_reaps": 2},
+    },
+}
