@@ -8,8 +8,11 @@ from typing import Any, Final
 from django.apps.config import AppConfig
 from django.core import checks
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.sql import Identifier
 
-from jobreaper import conf, installed
+from jobreaper import conf, installed, sql
+from jobreaper.db import fetch
 from jobreaper.tables import JobTable, job_tables
 
 DOCS: Final = "See docs/checks.md#"
@@ -53,6 +56,7 @@ def register() -> None:
     checks.register(check_databases, "jobreaper")
     checks.register(check_adopted_tables, "jobreaper")
     checks.register(check_installed_sql, checks.Tags.database)
+    checks.register(check_tables_in_the_database, checks.Tags.database)
 
 
 def check_settings(
@@ -137,21 +141,62 @@ def check_installed_sql(
 ) -> list[checks.CheckMessage]:
     """Report W010: SQL functions or views in the database are not as a fresh render has them."""
     messages: list[checks.CheckMessage] = []
-    for alias in databases or ():
-        connection = connections[alias]
-        if connection.vendor != "postgresql":
-            continue
-        tables = [table for table in job_tables() if table.alias == alias]
+    for connection, tables in _tables_by_database(databases):
         for drift in installed.drifted(connection, tables):
-            remedy = drift.remedy or f"Run `manage.py reaper_sql --install --database {alias}`."
+            remedy = f"Run `manage.py reaper_sql --install --database {connection.alias}`."
             messages.append(
                 checks.Warning(
-                    f"{drift.name} in the database {alias!r} {drift.problem}.",
-                    hint=f"{remedy} {DOCS}w010",
+                    f"{drift.name} in the database {connection.alias!r} {drift.problem}.",
+                    hint=f"{drift.remedy or remedy} {DOCS}w010",
                     id="jobreaper.W010",
                 )
             )
     return messages
+
+
+def check_tables_in_the_database(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Report W012 (rows that the reaper cannot see) and W013 (columns that are not there yet)."""
+    return [
+        message
+        for connection, tables in _tables_by_database(databases)
+        for table in tables
+        for message in _check_table(connection, table)
+    ]
+
+
+def _check_table(connection: BaseDatabaseWrapper, table: JobTable) -> Iterator[checks.CheckMessage]:
+    statement, name = sql.render("statements/table_as_it_is"), Identifier(*table.name_parts)
+    # Where there is no table, it is still to be migrated.
+    for columns, hides_rows, role in fetch(connection, statement, {"table": name.as_string(None)}):
+        if hides_rows:
+            yield checks.Warning(
+                f"Job table {table.name!r} has row-level security, so the role {role!r} reaps only "
+                "the rows that it sees.",
+                hint=f"Reap as a role with BYPASSRLS or with a policy of its own. {DOCS}w012",
+                obj=table.model,
+                id="jobreaper.W012",
+            )
+        missing = sorted(set(table.columns.values()) - set(columns))
+        # Django itself tells of managed ones.
+        if missing and not table.model._meta.managed:
+            yield checks.Warning(
+                f"Job table {table.name!r} has no column {', '.join(missing)} in the database "
+                f"{connection.alias!r}.",
+                hint=f"Add what the model of this name promises. {DOCS}w013",
+                obj=table.model,
+                id="jobreaper.W013",
+            )
+
+
+def _tables_by_database(
+    databases: Sequence[str] | None,
+) -> Iterator[tuple[BaseDatabaseWrapper, list[JobTable]]]:
+    for alias in databases or ():
+        connection = connections[alias]
+        if connection.vendor == "postgresql":
+            yield connection, [table for table in job_tables() if table.alias == alias]
 
 
 def _check_database(table: JobTable) -> Iterator[checks.CheckMessage]:

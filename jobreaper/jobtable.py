@@ -66,6 +66,15 @@ class JobTable:
                 found[part] = self.column(part)
         return found | {part: self.column(name) for part, name in self.given_columns.items()}
 
+    @property
+    def columns_elsewhere(self) -> dict[type[models.Model], list[str]]:
+        """The columns that multi-table inheritance has put into a parent's table, by parent."""
+        found: dict[type[models.Model], list[str]] = {}
+        for own in self._fields.values():
+            if own not in self.model._meta.local_concrete_fields:
+                found.setdefault(own.model, []).append(str(own.column))
+        return found
+
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """The parts of the protocol that the table has no column for."""

@@ -64,6 +64,9 @@ def register(
     Raises:
         ConfigurationError: a part, a word or a column is not known, or a value is bad.
     """
+    if model._meta.abstract:
+        raise ConfigurationError(f"cannot adopt {model._meta.label}: it is abstract")
+    model = model._meta.concrete_model or model
     problems = []
     for given, known, what in (
         (columns or {}, (*PROTOCOL_COLUMNS, *EXTRA_PARTS), "part of the protocol"),
@@ -112,6 +115,11 @@ def register(
             problems.append("ttl is given by stage, and there is no stage column")
         if by_stage and table.can_be_leased:
             problems.append("it has leases: give a stage's ttl in the setting JOBREAPER['STAGES']")
+        for parent, columns_there in table.columns_elsewhere.items():
+            problems.append(
+                f"{', '.join(columns_there)} are columns of its parent's table "
+                f"{parent._meta.db_table!r}: adopt {parent._meta.label}"
+            )
         for column in sorted(set(table.columns.values())):
             parts = [part for part, own in table.columns.items() if own == column]
             if len(parts) > 1:
@@ -142,8 +150,15 @@ def job_tables() -> list[JobTable]:
     return [
         table_of(model)
         for model in apps.get_models()
-        if model in _tables or (issubclass(model, LeasedJob) and not model._meta.proxy)
+        if model in _tables or (issubclass(model, LeasedJob) and _owner(model) is model)
     ]
+
+
+def _owner(model: type[LeasedJob]) -> type[models.Model]:
+    """Return the model whose table holds the jobs of ``model``: of a proxy the one behind it, of a
+    child with a table of its own the parent.
+    """
+    return model._meta.get_field("status").model
 
 
 def table_of(model: type[models.Model]) -> JobTable:
@@ -153,6 +168,8 @@ def table_of(model: type[models.Model]) -> JobTable:
         UnknownTable: it is neither a ``LeasedJob`` nor registered.
     """
     concrete = model._meta.concrete_model or model
+    if concrete not in _tables and issubclass(concrete, LeasedJob):
+        concrete = _owner(concrete)
     if concrete in _tables:
         return _tables[concrete]
     if not issubclass(concrete, LeasedJob):

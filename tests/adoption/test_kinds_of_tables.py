@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from django.db import models
+from django.test.utils import isolate_apps
 
 import jobreaper
-from jobreaper import checks
+from jobreaper import checks, tables
 from jobreaper.base import LeasedJob
 from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.jobtable import JobTable
@@ -187,6 +188,23 @@ def test_numbers_may_be_words_and_kinds_of_work(create: Create, adopt: Adopt, sq
     assert reaped(table) == {1: "failed", 2: "failed"}
     rows = sql("SELECT status FROM chores ORDER BY id")
     assert [row["status"] for row in rows] == [5, 5, 2]
+
+
+def test_the_jobs_of_a_multi_table_child_are_its_parents(
+    adopt: Adopt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leased(name: str, parent: type[models.Model], **options: Any) -> Any:
+        meta = type("Meta", (), {"app_label": "documents", **options})
+        return type(name, (parent,), {"Meta": meta, "__module__": __name__})
+
+    with isolate_apps("project.documents") as isolated:
+        parent = leased("Transcode", LeasedJob)
+        child = leased("Burnin", parent)
+        proxy = leased("Late", child, proxy=True)
+    monkeypatch.setattr(tables, "apps", isolated)
+    table = adopt(parent)
+    assert tables.job_tables() == [table]
+    assert tables.table_of(child) is tables.table_of(proxy) is table
 
 
 # What is missing

@@ -1,0 +1,16 @@
+-- A table as this session sees it: its columns, whether rows are kept from it, and who it is. No row
+-- back means that there is no such table.
+SELECT ARRAY(SELECT attname::text
+               FROM pg_attribute
+              WHERE attrelid = class.oid AND attnum > 0 AND NOT attisdropped),
+       row_security_active(class.oid)
+           AND NOT EXISTS (SELECT FROM pg_policy
+                            WHERE polrelid = class.oid
+                              AND polpermissive
+                              AND polcmd = '*'
+                              AND pg_get_expr(polqual, polrelid) = 'true'
+                              AND EXISTS (SELECT FROM unnest(polroles) AS role
+                                           WHERE role = 0 OR pg_has_role(role, 'USAGE'))),
+       current_user::text
+  FROM pg_class AS class
+ WHERE class.oid = to_regclass(%(table)s)
