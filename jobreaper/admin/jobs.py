@@ -109,11 +109,11 @@ class LeasedJobAdmin(LargeTableAdmin):
         tones = {Status.SUCCESS: "good", Status.FAILED: "bad"}
         return badge(job.status, tones[job.status]) if job.status in tones else job.status
 
-    @admin.display(description=gettext_lazy("lease"), empty_value="-")
-    def lease(self, job: Any) -> SafeString | None:
+    @admin.display(description=gettext_lazy("lease"))
+    def lease(self, job: Any) -> SafeString:
         """How the lease stands, by the database's clock, in a word and a note."""
         if not job.lease_state:
-            return None
+            return self.get_empty_value_display()
         state = LeaseState(job.lease_state)
         if state is LeaseState.NONE:
             note = _("no lease")

@@ -36,6 +36,12 @@ def test_every_field_of_the_protocol_is_on_the_page() -> None:
     assert shown == PROTOCOL_FIELDS | {"lease"}
 
 
+def test_a_job_that_nobody_holds_has_a_dash_for_its_lease(superuser: Client) -> None:
+    page = text(html(superuser, page_of(make_job())))
+    assert re.search(r"Lease: *- ", page)
+    assert "None" not in page
+
+
 def test_no_field_of_the_protocol_is_in_the_form(superuser: Client) -> None:
     form = superuser.get(page_of(make_job())).context["adminform"].form
     assert set(form.fields) == {"stage", "max_attempts", "expected_duration_ms", "payload"}
