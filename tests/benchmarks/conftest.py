@@ -11,6 +11,7 @@ from django.db import connection
 
 from jobreaper import conf
 from tests.committed import transactional_db  # noqa: F401
+from tests.printing import print_table
 
 ROWS = 1_000_000
 EXPIRED = 100_000
@@ -79,15 +80,7 @@ def load(transactional_db: None) -> Iterator[Load]:  # noqa: F811
 def report() -> Report:
     """Print a table: a title, a row of headings, rows."""
 
-    def run(title: str, rows: Sequence[Sequence[object]]) -> None:
-        cells = [[str(cell) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        print(f"\n\n{title}\n")
-        for row in cells:
-            first, *others = zip(row, widths, strict=True)
-            print("  ", first[0].ljust(first[1]), *(cell.rjust(w) for cell, w in others), sep="  ")
-
-    return run
+    return print_table
 
 
 @pytest.fixture(scope="session", autouse=True)

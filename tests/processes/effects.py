@@ -1,8 +1,20 @@
 """What the jobs of these tests do: one row in the table `ledger` each."""
 
-from django.db import connection
+import time
+
+from django.db import close_old_connections, connection, transaction
 
 from jobreaper import Lease
+
+
+def do_job(lease: Lease) -> None:
+    """Work for as many seconds as the job says, then finish it together with its effect."""
+    time.sleep(lease.job.payload.get("sec", 0.1))
+    # The server may have ended this session meanwhile.
+    close_old_connections()
+    with transaction.atomic():
+        write_effect(lease)
+        lease.finish()
 
 
 def write_effect(lease: Lease) -> None:
