@@ -36,7 +36,9 @@ class Job(LeasedJob):
         default=0, db_default=0, help_text=_("Jobs of a higher priority are claimed first.")
     )
     org_id = models.TextField(null=True, blank=True, help_text=_("Whose job it is."))
-    payload = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()))
+    payload = models.JSONField(
+        blank=True, default=dict, db_default=models.Value({}, models.JSONField())
+    )
     dedupe_key = models.TextField(
         null=True,
         blank=True,

@@ -56,6 +56,13 @@ def paused(model: type[models.Model] = Job) -> list[Pause]:
     return list(Pause.objects.using(table.alias).filter(table=table.name).order_by("name"))
 
 
+def is_paused(table: JobTable) -> models.Q:
+    """Return the condition that a ``LeasedJob`` of ``table`` is of a paused stage or type."""
+    names = Pause.objects.filter(table=table.name).values("name")
+    of_stage = models.Q(stage__in=names)
+    return of_stage | models.Q(type__in=names) if table.has("type") else of_stage
+
+
 def _announce(table: JobTable, **what: Any) -> None:
     send = partial(signals.pause_changed.send_robust, table.model, table=table.name, **what)
     on_commit(table.connection(), send)

@@ -79,6 +79,12 @@ def unhandled_types(types: Iterable[str]) -> dict[str, int]:
     return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
 
 
+def has_handler(job: Job) -> bool:
+    """Return whether a handler or a Celery task of this project runs ``job``."""
+    stages = dispatcher.handlers(Job)
+    return None in stages or job.stage in stages or job.type in handlers()
+
+
 def run_due(limit: int, budget_sec: float) -> Tally:
     """Run at most ``limit`` due jobs in this thread, one after another, and start none after
     ``budget_sec`` seconds. Return what was done.

@@ -1,4 +1,4 @@
-"""The admin: job tables with their lease states, events and passes.
+"""The admin: job tables with their lease states, what is paused, events and passes.
 
 ``LeasedJobAdmin`` is there for your own job tables:
 
@@ -12,5 +12,6 @@
 from jobreaper.admin.events import JobEventAdmin
 from jobreaper.admin.jobs import JobAdmin, LeasedJobAdmin
 from jobreaper.admin.passes import ReaperPassAdmin
+from jobreaper.admin.pauses import PauseAdmin
 
-__all__ = ["JobAdmin", "JobEventAdmin", "LeasedJobAdmin", "ReaperPassAdmin"]
+__all__ = ["JobAdmin", "JobEventAdmin", "LeasedJobAdmin", "PauseAdmin", "ReaperPassAdmin"]

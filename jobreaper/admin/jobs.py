@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -29,9 +29,18 @@ from jobreaper.admin.verbs import (
 )
 from jobreaper.admin.words import badge, duration, shortened
 from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
-from jobreaper.models import Job
+from jobreaper.models import Digest, Job
+from jobreaper.pauses import is_paused
+from jobreaper.runs import has_handler
 from jobreaper.states import LeaseState, Status
 from jobreaper.tables import table_of
+
+if TYPE_CHECKING:
+    JobModelForm = forms.ModelForm[Job]
+else:
+    JobModelForm = forms.ModelForm
+
+UNFINISHED: Final = (Status.QUEUED, Status.PROCESSING)
 
 # The protocol's fields as a job's page lays them out, a line each.
 LEASE_LINES: Final = (
@@ -79,10 +88,13 @@ class LeasedJobAdmin(LargeTableAdmin):
     actions: Any = (REQUEUE.action, FAIL.action, CANCEL.action)
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        """Return the jobs with the state of their lease and the database's time."""
+        """Return the jobs with the state of their lease, the database's time, and whether they are
+        paused.
+        """
         # Called this way it works for a model whose manager is not a LeasedJobQuerySet's.
         jobs: Any = super().get_queryset(request)
-        return LeasedJobQuerySet.with_lease_state(jobs).annotate(seen_at=Now())
+        paused = models.Case(models.When(is_paused(table_of(self.model)), then=True), default=False)
+        return LeasedJobQuerySet.with_lease_state(jobs).annotate(seen_at=Now(), is_paused=paused)
 
     def get_search_results(
         self, request: HttpRequest, queryset: models.QuerySet[Any], search_term: str
@@ -134,9 +146,13 @@ class LeasedJobAdmin(LargeTableAdmin):
 
     @admin.display(description=gettext_lazy("not before"), empty_value="-")
     def next_run(self, job: Any) -> str | None:
-        """When a queued job is due, where that is in the future."""
+        """What a queued job waits for: that it is resumed, or its time where that is to come."""
         due = job.next_earliest_run_at
-        if job.status != Status.QUEUED or due is None or due <= job.seen_at:
+        if job.status != Status.QUEUED:
+            return None
+        if job.is_paused:
+            return _("paused")
+        if due is None or due <= job.seen_at:
             return None
         return _("in %(span)s") % {"span": duration(due - job.seen_at)}
 
@@ -295,9 +311,35 @@ class LeasedJobAdmin(LargeTableAdmin):
         return list(idle.select_for_update(skip_locked=True).values_list("pk", flat=True))
 
 
+class JobForm(JobModelForm):
+    """A job of the ready-made table."""
+
+    def clean_dedupe_key(self) -> str | None:
+        """Return the key, unless another live job has it: Django does not look, since the status
+        is in no form.
+        """
+        key: str | None = self.cleaned_data["dedupe_key"]
+        others = Job.objects.exclude(pk=self.instance.pk).filter(status__in=UNFINISHED)
+        # By its digest it is found in the index.
+        by_digest = others.alias(digest=Digest("dedupe_key"))
+        same = by_digest.filter(digest=Digest(models.Value(key))).filter(dedupe_key=key)
+        if key is not None and self.instance.status in UNFINISHED and same.exists():
+            raise ValidationError(_("A queued or processing job has this key."))
+        return key
+
+
 @admin.register(Job)
 class JobAdmin(LeasedJobAdmin):
     """The ready-made job table."""
 
+    form = JobForm
     list_display = ("job", "type", *LeasedJobAdmin.list_display[1:], "org_id")
     formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
+
+    @admin.display(description=gettext_lazy("not before"), empty_value="-")
+    def next_run(self, job: Any) -> str | None:
+        """What a queued job waits for; that may be a handler."""
+        waits_for = super().next_run(job)
+        if waits_for is None and job.status == Status.QUEUED and not has_handler(job):
+            return _("no handler")
+        return waits_for
