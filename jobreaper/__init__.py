@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LeaseClosed,
         LeaseLost,
         NotClaimed,
+        NotLeasable,
         UnknownTable,
         UnsupportedDatabase,
     )
@@ -62,6 +63,7 @@ _HOMES = {
         "LeaseClosed",
         "LeaseLost",
         "NotClaimed",
+        "NotLeasable",
         "UnknownTable",
         "UnsupportedDatabase",
     ),
@@ -101,6 +103,7 @@ __all__ = [
     "LeasedJob",
     "LeasedTask",
     "NotClaimed",
+    "NotLeasable",
     "PassResult",
     "UnknownTable",
     "UnsupportedDatabase",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper import sql
-from jobreaper.states import AttemptsCounted, Status
+from jobreaper.states import AttemptsCounted, EventType, Status
 
 if TYPE_CHECKING:
     from jobreaper.jobtable import JobTable
@@ -32,14 +32,14 @@ _FRAGMENTS: Final = (
     "attempt",
     "attempts",
     "attempt_details",
-    "finished",
-    "released",
     "unended",
     "chosen",
     "lost_columns",
     "verdict",
     "reaped",
 )
+# What ends an attempt and needs no verdict, with its event.
+_ENDINGS: Final = {"finished": EventType.JOB_FINISHED, "released": EventType.JOB_RELEASED}
 # Set to "none" by some verb.
 _EMPTIED_TEXTS: Final = ("locked_by", "fail_code", "fail_reason")
 _DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
@@ -121,6 +121,11 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
     }
     for name in _FRAGMENTS:
         parts[name] = overriding.get(name) or sql.compose(f"fragments/{name}", parts)
+    for name, event in _ENDINGS.items():
+        parts["ended"] = sql.compose(
+            "fragments/ended", {**parts, "event_type": Literal(event.value)}
+        )
+        parts[name] = sql.compose(f"fragments/{name}", parts)
     for name, not_after in (
         ("lease_end", SQL("job.{}").format(Identifier(table.columns["deadline_at"]))),
         ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),

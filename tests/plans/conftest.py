@@ -69,9 +69,10 @@ def load(
 
 
 class Plan:
-    """What a statement did to the table `jobs`."""
+    """What a statement did to a table."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], table: str) -> None:
+        self.table = table
         self.indexes: set[str] = set()
         self.scans: set[str] = set()
         self.rows_read = 0
@@ -87,11 +88,11 @@ class Plan:
             return
         rows = node["Actual Rows"] * node["Actual Loops"]
         dropped = sum(value for key, value in node.items() if key.startswith("Rows Removed by"))
-        if node.get("Index Name", "").startswith(("idx_jobs_", "jobs_")):
+        if node.get("Index Name", "").startswith((f"idx_{self.table}_", f"{self.table}_")):
             self.indexes.add(node["Index Name"])
         if node["Node Type"] == "ModifyTable":
             self.rows_changed += rows
-        elif node.get("Relation Name") == "jobs":
+        elif node.get("Relation Name") == self.table:
             self.scans.add(node["Node Type"])
             self.rows_read += int(rows + dropped * node["Actual Loops"])
         elif node["Node Type"] == "Sort":
@@ -104,11 +105,11 @@ class Plan:
 def explain(db: None) -> Callable[..., Plan]:
     """Run a statement, undo it, and return its plan with the rows it really read."""
 
-    def run(statement: str, params: Any) -> Plan:
+    def run(statement: str, params: Any, table: str = "jobs") -> Plan:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", params)
             [(plan,)] = cursor.fetchall()
             transaction.set_rollback(True)
-        return Plan((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
+        return Plan((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"], table)
 
     return run

@@ -1,5 +1,3 @@
--- The event is written from the attempt, whose rows are locked by now: joined with the rows updated,
--- 500 jobs cost 500 × 500 comparisons, since the planner takes both for one row.
 finished AS (
     UPDATE {table} AS job
        SET {status} = {success},
@@ -9,14 +7,4 @@ finished AS (
            {unlock}
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM attempt))
 ),
-event AS (
-    INSERT INTO job_events (job_id, data)
-    SELECT attempt.id::text,
-           jsonb_build_object(
-               'type', {job_finished}::text,
-               'table', {table_name}::text,
-               'details', jsonb_build_object({attempt_details}),
-               'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
-      FROM attempt
-    RETURNING job_id, data
-)
+{ended}
