@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 from django.conf import settings as host
+from django.core.management import call_command
 from kombu import Connection, Exchange, Queue
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
@@ -21,9 +22,14 @@ from psycopg.sql import SQL, Identifier
 from project import children
 from project.database import database_from_url
 from tests.docs import markdown
+from tests.waiting import until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(markdown.ROOT), "REAPER_INTERVAL_SEC": "1"}
 del ENVIRONMENT["DJANGO_SETTINGS_MODULE"]
+
+COMMAND_SEC = 120
+# Each look is a connection of its own.
+LOOK_EVERY_SEC = 0.1
 
 CELERY_APP = """
 import os
@@ -47,9 +53,12 @@ class Site:
         self.log = home / "output.log"
         self.processes: list[subprocess.Popen[bytes]] = []
         with psycopg.connect(host.DATABASE_URL, autocommit=True) as server:
-            server.execute(SQL("CREATE DATABASE {}").format(Identifier(self.name)))
-        self.run("python -m django startproject mysite .")
-        self.run(f"python manage.py startapp {app}")
+            # template1 cannot be copied while anybody is connected to it.
+            create = SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(self.name))
+            server.execute(create)
+        call_command("startproject", "mysite", home)
+        (home / app).mkdir()
+        call_command("startapp", app, home / app)
         database = database_from_url(host.DATABASE_URL) | {"NAME": self.name}
         self.add(
             "mysite/settings.py",
@@ -84,7 +93,7 @@ class Site:
     def run(self, command: str) -> str:
         """Run a command as the documentation prints it, and return what it prints."""
         process = self.start(command, output=subprocess.PIPE)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=COMMAND_SEC)
         assert process.returncode == 0, f"{command}:\n{output.decode()}\n{self.log.read_text()}"
         return output.decode()
 
@@ -116,6 +125,10 @@ class Site:
             for part in filter(str.strip, statement.split(";")):
                 cursor = client.execute(part.encode())
             return cursor.fetchall() if cursor.description else []
+
+    def await_row(self, query: str) -> None:
+        """Wait until the query has a row."""
+        until(lambda: self.sql(query), COMMAND_SEC, LOOK_EVERY_SEC)
 
     def leave(self) -> None:
         """End what was started, and drop the database and the queue."""

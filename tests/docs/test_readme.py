@@ -8,9 +8,8 @@ import pytest
 
 from tests.docs import markdown
 from tests.docs.site import Site
-from tests.waiting import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 README = (markdown.ROOT / "README.md").read_text()
 QUICK_START = markdown.section(README, "Quick start")
@@ -24,8 +23,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.leave()
 
 
-def has_report(site: Site, condition: str) -> bool:
-    return bool(site.sql(f"SELECT 1 FROM reports_report WHERE {condition}"))
+def report(condition: str) -> str:
+    return f"SELECT 1 FROM reports_report WHERE {condition}"
 
 
 def test_the_quick_start_brings_the_job_of_a_killed_worker_to_its_end(site: Site) -> None:
@@ -37,7 +36,7 @@ def test_the_quick_start_brings_the_job_of_a_killed_worker_to_its_end(site: Site
     site.run(queue)
 
     worker = site.start(work)
-    until(lambda: has_report(site, "status = 'processing'"), 30)
+    site.await_row(report("status = 'processing'"))
     worker.kill()
     worker.wait()
     site.sql("UPDATE reports_report SET lease_expires_at = now() - interval '1 second'")
@@ -45,12 +44,12 @@ def test_the_quick_start_brings_the_job_of_a_killed_worker_to_its_end(site: Site
 
     [promised] = markdown.blocks(QUICK_START, "text")
     assert printed[0] == promised.code.splitlines()[0]
-    assert has_report(site, "next_earliest_run_at > now() + interval '15 seconds'")
+    assert site.sql(report("next_earliest_run_at > now() + interval '15 seconds'"))
 
     site.sql("UPDATE reports_report SET next_earliest_run_at = now()")
     site.change("reports/management/commands/write_reports.py", r"sleep\(1\)", "sleep(0.01)")
     assert site.run(work) == "May is written\n"
-    assert has_report(site, "status = 'success'")
+    assert site.sql(report("status = 'success'"))
     events = site.sql("SELECT type FROM job_events ORDER BY id")
     assert [event["type"] for event in events] == ["reaper:requeued", "job:finished"]
     assert all(f"`{event['type']}`" in QUICK_START for event in events)
@@ -67,6 +66,6 @@ def test_a_report_made_as_the_readme_says_is_written_by_celery(site: Site) -> No
     site.start(work)
     site.run(f"python manage.py shell -c 'from reports.models import Report; {make}'")
 
-    until(lambda: has_report(site, "status = 'success'"), 60)
+    site.await_row(report("status = 'success'"))
     # Beat and the reaper are at work too.
-    until(lambda: site.sql("SELECT 1 FROM jobreaper_passes WHERE trigger = 'beat'"), 60)
+    site.await_row("SELECT 1 FROM jobreaper_passes WHERE trigger = 'beat'")

@@ -8,10 +8,9 @@ import psycopg
 import pytest
 
 from tests.docs import markdown
-from tests.docs.site import Site
-from tests.waiting import until
+from tests.docs.site import COMMAND_SEC, Site
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TUTORIAL = markdown.page("tutorial")
 
@@ -49,7 +48,7 @@ def test_a_migration_that_was_interrupted_goes_on_when_it_is_run_again(site: Sit
         older.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         older.execute("SELECT 1")
         build = site.start(migrate)
-        until(lambda: site.sql(invalid), 60)
+        site.await_row(invalid)
         build.send_signal(signal.SIGINT)
         build.wait()
     assert site.sql(invalid)
@@ -76,8 +75,8 @@ def test_rows_from_before_are_left_alone_until_somebody_gives_them_back(site: Si
         assert block.code.find("stuck") == -1 or printed.startswith(f"{dead['id']} ")
 
     worker = site.start("python manage.py work")
-    until(lambda: not site.sql("SELECT 1 FROM jobs WHERE status <> 'success'"), 60)
+    site.await_row("SELECT 1 FROM jobs HAVING bool_and(status = 'success')")
     worker.terminate()
-    assert worker.wait(10) == 0
+    assert worker.wait(COMMAND_SEC) == 0
     [done] = site.sql(f"SELECT payload FROM jobs WHERE id = {fresh['id']}")
     assert done["payload"] == {"output": f"clip-{fresh['id']}-1.mp4"}
