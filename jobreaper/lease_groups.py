@@ -87,9 +87,17 @@ def release_group(runs: Sequence[Run]) -> Ending:
 
 
 def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
+    for run in runs:
+        run.lease.ending = True
+    try:
+        return _send(verb, runs, signal) if runs else Ending()
+    finally:
+        for run in runs:
+            run.lease.ending = False
+
+
+def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
     ending = Ending()
-    if not runs:
-        return ending
     table, alias = runs[0].lease.table, runs[0].lease.alias
     connection = table.connection(alias)
     announced = verb != "finish" or signals.wanted_one_by_one(signal)

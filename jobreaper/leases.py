@@ -61,7 +61,7 @@ class Lease:
         # Other sessions see neither a claim nor an ending before its transaction is committed, and
         # an ending before this process has heard that it is.
         self._claim_is_committed = False
-        self._ending = False
+        self.ending = False
         self._lock = threading.Lock()
         # Whether a signal about it is one of a batch's.
         self.in_batch = False
@@ -222,7 +222,7 @@ class Lease:
         """
         if beat.epoch is None:
             return not self._claim_is_committed
-        return self._ending or (self._closing is not None and beat.epoch == self.epoch)
+        return self.ending or (self._closing is not None and beat.epoch == self.epoch)
 
     def missed(self) -> None:
         """Take in that a heartbeat could not be sent. A worker that asked to be told is told when
@@ -265,7 +265,7 @@ class Lease:
     def _end(self, verb: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_closed(verb)
         connection = self.table.connection(self.alias)
-        self._ending = True
+        self.ending = True
         try:
             event = retrying(connection, lambda tried: self._send(connection, verb, params, tried))
             self._close(connection, event)
@@ -274,7 +274,7 @@ class Lease:
             heartbeat.heart.remove(self)
             raise
         finally:
-            self._ending = False
+            self.ending = False
         return event
 
     def _send(

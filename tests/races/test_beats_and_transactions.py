@@ -7,8 +7,10 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from jobreaper import Lease, claim, hold, reap, signals
+from jobreaper import Lease, claim, hold, lease_groups, reap, signals
+from jobreaper.db import fetch
 from jobreaper.heartbeat import beat
+from jobreaper.lease_groups import claim_group, finish_group, release_group
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.races.rivals import Rivals
@@ -221,3 +223,24 @@ def test_a_beat_between_the_finish_and_its_answer_is_no_loss(
     assert lost == []
     assert not lease.lost
     assert jobs.row(lease.pk)["status"] == "success"
+
+
+@pytest.mark.parametrize("end", [finish_group, release_group])
+def test_a_beat_between_the_end_of_many_and_its_answer_is_no_loss(
+    end: Any, jobs: Rows, lost: list[Any], monkeypatch: pytest.MonkeyPatch, rivals: Rivals
+) -> None:
+    table = table_of(Job)
+    for _ in range(2):
+        jobs.plant()
+    runs = claim_group(table, 2)
+    leases = [run.lease for run in runs]
+
+    def fetch_and_be_slow(*args: Any) -> Any:
+        answer = fetch(*args)
+        rivals.start(lambda: beat(connection, table, leases)).result()
+        return answer
+
+    monkeypatch.setattr(lease_groups, "fetch", fetch_and_be_slow)
+    assert end(runs).ended == runs
+    assert lost == []
+    assert not any(lease.lost or lease.ending for lease in leases)
