@@ -23,6 +23,8 @@ from jobreaper.tables import table_of
 logger = logging.getLogger(__name__)
 
 MOST_UNHANDLED: Final = 1000
+# Some ten milliseconds of reading an index.
+MOST_LOOKED_AT: Final = 100_000
 
 
 @dataclass
@@ -69,13 +71,18 @@ def fail(lease: Lease, error: BaseException) -> str:
 
 def unhandled_types(types: Iterable[str]) -> dict[str, int]:
     """Return the types of queued jobs that neither a handler of ``types`` nor a Celery task runs,
-    with how many there are, counted to 1,000.
+    with how many there are among the first in line, counted to 1,000.
     """
     stages = dispatcher.handlers(Job)
     if None in stages:
         return {}
     table = table_of(Job)
-    params = {"types": list(types), "stages": list(stages), "most": MOST_UNHANDLED}
+    params = {
+        "types": list(types),
+        "stages": list(stages),
+        "look_at": MOST_LOOKED_AT,
+        "most": MOST_UNHANDLED,
+    }
     return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
 
 

@@ -88,7 +88,8 @@ class Plan:
             return
         rows = node["Actual Rows"] * node["Actual Loops"]
         dropped = sum(value for key, value in node.items() if key.startswith("Rows Removed by"))
-        if node.get("Index Name", "").startswith((f"idx_{self.table}_", f"{self.table}_")):
+        own = tuple(f"{kind}{self.table}_" for kind in ("idx_", "uniq_", ""))
+        if node.get("Index Name", "").startswith(own):
             self.indexes.add(node["Index Name"])
         if node["Node Type"] == "ModifyTable":
             self.rows_changed += rows

@@ -1,6 +1,7 @@
 -- The next due jobs, highest priority first, of each priority as in due.sql. Each priority is a
 -- range of its own in the index, visited only while jobs are wanted: one ORDER BY over all of them
--- would walk every job of a higher priority that is scheduled for the future.
+-- would walk every job of a higher priority that is scheduled for the future. As in due.sql nothing
+-- is ordered by id alone.
 named AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
@@ -49,7 +50,7 @@ next AS MATERIALIZED (
                       AND job.priority = present.priority
                       AND job.{next_earliest_run_at} IS NULL
                       AND {wanted}
-                    ORDER BY job.{id}
+                    ORDER BY job.{next_earliest_run_at}, job.{id}
                     LIMIT %(n)s
                       FOR NO KEY UPDATE SKIP LOCKED) AS untimed
            ) AS of_priority
