@@ -17,6 +17,7 @@ from django.dispatch import Signal
 import jobreaper
 from jobreaper import conf, signals
 from jobreaper.base import LeasedJob
+from jobreaper.management.commands import pause, prune, reaper_sql, resume, work
 from jobreaper.management.commands.reap import Command, _as_dict
 from jobreaper.reaper import PassResult
 from jobreaper.states import TRANSITIONS
@@ -185,8 +186,26 @@ class TestReapCommand:
         assert json.loads(block.code).keys() == _as_dict(PassResult()).keys()
 
 
+@pytest.mark.parametrize(
+    ("command", "page", "heading"),
+    [
+        (pause.Command(), "queue", "Limits and pauses"),
+        (prune.Command(), "retention", "Retention"),
+        (reaper_sql.Command(), "sql-functions", "Install"),
+        (resume.Command(), "queue", "Limits and pauses"),
+        (work.Command(), "queue", "Running jobs"),
+    ],
+    ids=lambda value: value.__module__.split(".")[-1] if isinstance(value, BaseCommand) else "",
+)
+def test_every_option_of_the_other_commands_is_there(
+    command: BaseCommand, page: str, heading: str
+) -> None:
+    text = markdown.section(markdown.page(page), heading)
+    assert options(command) - options(BaseCommand()) <= set(re.findall(r"--[a-z][a-z-]*", text))
+
+
 def options(command: Any) -> set[str]:
-    parser = command.create_parser("manage.py", "reap")
+    parser = command.create_parser("manage.py", "any")
     return {name for action in parser._actions for name in action.option_strings}
 
 

@@ -74,7 +74,7 @@ def test_rows_from_before_are_left_alone_until_somebody_gives_them_back(site: Si
         printed = site.run("python manage.py shell -v 0 -c 'import by_hand'")
         assert block.code.find("stuck") == -1 or printed.startswith(f"{dead['id']} ")
 
-    worker = site.start("python manage.py work")
+    worker = site.start("python manage.py run_clips")
     site.await_row("SELECT 1 FROM jobs HAVING bool_and(status = 'success')")
     worker.terminate()
     assert worker.wait(COMMAND_SEC) == 0
