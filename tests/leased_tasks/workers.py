@@ -41,10 +41,18 @@ class Worker:
         self.app = app
         self.child = child
         self.home = home
+        self._said = ""
 
     @property
     def log(self) -> str:
+        """What it has logged so far."""
         return self.child.log
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far: its banner, and what its signals' handlers say."""
+        self._said += "\n".join(self.child.lines_so_far())
+        return self._said
 
     def send(self, jobs: Rows, deed: str, stage: str = "deed", **options: Any) -> int:
         """Make a job and send its message; ``options`` of the row start with ``max_``."""

@@ -90,6 +90,10 @@ class Child:
     def lines(self) -> list[str]:
         """Every line not read yet of a process that has ended."""
         self._reader.join(ANSWER_SEC)
+        return self.lines_so_far()
+
+    def lines_so_far(self) -> list[str]:
+        """Every line not read yet."""
         return [line for _ in range(self._lines.qsize()) if (line := self._lines.get())]
 
     def end(self) -> None:
