@@ -49,6 +49,8 @@ COSTS_TO_LEASE: Final = {
     "fail_code": "the row does not say by a code why its job failed",
 }
 
+NO_LEASES: Final = "; say reclaim_only=True where the table is to have no leases"
+
 
 def register() -> None:
     """Register every check; called once from ``AppConfig.ready()``."""
@@ -100,8 +102,9 @@ def check_adopted_tables(
             messages.append(
                 checks.Warning(
                     f"Job table {table.name!r} has no column for\n" + "\n".join(costs),
-                    hint=f"Name the columns in register(columns={{…}}), add them, or say "
-                    f"reclaim_only=True where the table is to have no leases. {DOCS}w011",
+                    hint="Name the columns in register(columns={…}) or add them"
+                    + ("" if table.reclaim_only else NO_LEASES)
+                    + f". {DOCS}w011",
                     obj=table.model,
                     id="jobreaper.W011",
                 )

@@ -70,10 +70,11 @@ class Installed:
             ProgrammingError: there is one of this name that somebody else has made, or the earlier
                 one has objects of somebody else that depend on it. Nothing has changed.
         """
-        namesakes = self._namesakes(connection)
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            # Two who replace a function at once fail, and two deployments may well migrate at once.
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [MARK])
             granted = []
-            for is_same, dropping, _, grants in namesakes:
+            for is_same, dropping, _, grants in self._namesakes(connection):
                 if not is_same or not self._can_replace(connection):
                     self._drop(connection, dropping)
                     granted += grants

@@ -318,6 +318,18 @@ def test_the_check_names_each_missing_part_and_its_cost(
     assert {line.split(":")[0][2:] for line in message.splitlines()[1:]} == set(table.missing)
 
 
+@pytest.mark.parametrize("reclaim_only", [False, True])
+def test_the_hint_proposes_what_was_not_said_yet(
+    adopt: Adopt, monkeypatch: pytest.MonkeyPatch, reclaim_only: bool
+) -> None:
+    table = adopt(
+        model(id=models.IntegerField(primary_key=True)), ttl=60, reclaim_only=reclaim_only
+    )
+    monkeypatch.setattr(checks, "job_tables", lambda: [table])
+    [message] = checks.check_adopted_tables(None)
+    assert ("reclaim_only=True" in str(message.hint)) is not reclaim_only
+
+
 def test_the_check_is_content_with_a_complete_table(
     adopt: Adopt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

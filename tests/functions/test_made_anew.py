@@ -1,10 +1,12 @@
 """Functions and views of an earlier version give way to new ones, and what others made stays."""
 
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import ProgrammingError, connection
+from django.db import ProgrammingError, connection, transaction
+from django.test import override_settings
 
 from jobreaper import checks, installed
 from jobreaper.dbobjects import Installed
@@ -13,6 +15,7 @@ from project.media.models import Job
 from tests.adoption.conftest import Adopt, Create, adopt, create
 from tests.functions.test_installed import Long
 from tests.rows import Rows, Sql
+from tests.waiting import until
 
 __all__ = ["adopt", "create"]
 
@@ -176,3 +179,39 @@ def test_what_belongs_to_no_table_is_told_with_the_statements_that_remove_it(
         assert statement.startswith("DROP ")
         sql(statement)
     assert w010() == []
+
+
+def test_two_who_install_at_once_do_not_fail(sql: Sql) -> None:
+    wait = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock' AND query LIKE '%pg_advisory_xact_lock%'"
+    )
+    with ThreadPoolExecutor() as pool:
+        with transaction.atomic():
+            made("jobs_finish").create(connection)
+            other = pool.submit(create_in_another_session, made("jobs_finish"))
+            until(lambda: sql(wait) or other.done())
+        other.result()
+    assert w010() == []
+
+
+def create_in_another_session(each: Installed) -> None:
+    try:
+        each.create(connection)
+    finally:
+        connection.close()
+
+
+class Archive:
+    """A router that has the jobs in another database."""
+
+    def db_for_write(self, model: object, **hints: object) -> str | None:
+        return "archive" if model is Job else None
+
+
+def test_a_table_of_another_database_is_not_passed_over() -> None:
+    with (
+        override_settings(DATABASE_ROUTERS=[Archive()]),
+        pytest.raises(CommandError, match=r"not in the database 'default': jobs in 'archive'"),
+    ):
+        install()

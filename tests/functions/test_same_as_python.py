@@ -193,6 +193,14 @@ def test_without_an_epoch_the_workers_name_is_the_proof(jobs: Rows) -> None:
     assert jobs.row(key)["status"] == "success"
 
 
+def test_an_epoch_that_is_still_to_come_holds_nothing(jobs: Rows) -> None:
+    key = jobs.plant_running(lease_epoch=5, locked_by="w1")
+    before = jobs.row(key)
+    assert jobs.sql("SELECT jobs_heartbeat(%s, 'w1', 6) AS held", key) == [{"held": False}]
+    assert jobs.sql("SELECT jobs_finish(%s, 'w1', 6) AS held", key) == [{"held": False}]
+    assert jobs.row(key) == before
+
+
 def test_a_claim_takes_the_next_due_jobs_of_the_stages(jobs: Rows) -> None:
     late = jobs.plant(stage="clip", next_earliest_run_at=ago(10))
     later = jobs.plant(stage="clip", next_earliest_run_at=ago(5))

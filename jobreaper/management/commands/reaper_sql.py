@@ -42,10 +42,14 @@ class Command(BaseCommand):
             tables = named(options["tables"])
         except UnknownTable as error:
             raise CommandError(str(error), returncode=2) from error
+        here = [table for table in tables if table.alias == connection.alias]
+        if options["tables"] and here != tables:
+            elsewhere = [f"{t.name} in {t.alias!r}" for t in tables if t not in here]
+            problem = f"not in the database {connection.alias!r}: {', '.join(elsewhere)}"
+            raise CommandError(f"{problem}; name theirs with --database", returncode=2)
         made = [installed.policies(connection)]
-        for table in tables:
-            if table.alias == connection.alias:
-                made += installed.of_table(table, connection)
+        for table in here:
+            made += installed.of_table(table, connection)
         if not options["install"]:
             self.stdout.writelines(f"{line};\n" for each in made for line in each.statements)
             return
