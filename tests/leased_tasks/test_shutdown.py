@@ -94,7 +94,8 @@ def test_a_warm_shutdown_lets_jobs_end_while_beats_go_on(take: Take, media: Rows
 def test_a_cold_shutdown_gives_jobs_back_with_their_attempts(take: Take, media: Rows) -> None:
     """celery#2700, asynq#1015: a deploy orphans nothing, and eats no attempts."""
     worker = take()
-    keys = [worker.send(media, "wait", max_attempts=1) for _ in range(2)]
+    stages = ("deed", "acks-late")
+    keys = [worker.send(media, "wait", stage, max_attempts=1) for stage in stages]
     for key in keys:
         under_way(media, key)
     os.kill(worker.child.pid, signal.SIGQUIT)
