@@ -43,6 +43,9 @@ def celery_app(url: str, queue: Any = None, **options: Any) -> Iterator[Celery]:
     projects = projects._get_current_object()
     app = Celery("leased-tasks", broker=url, set_as_current=False)
     app.conf.update(
+        # CELERY_BROKER_URL in the environment takes the place of `broker`, and not of these.
+        broker_read_url=url,
+        broker_write_url=url,
         task_default_queue=queue or f"leased-{uuid.uuid4().hex}",
         worker_hijack_root_logger=False,
         **options,

@@ -315,7 +315,7 @@ def timeouts_seen(sql: Sql) -> Iterator[list[str]]:
         END $$
     """)
     sql("CREATE TRIGGER note BEFORE UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION note_timeouts()")
-    yield [f"{LOCK_TIMEOUT_SEC:.0f}s", f"{STATEMENT_TIMEOUT_SEC:.0f}s"]
+    yield [f"{LOCK_TIMEOUT_SEC * 1000:.0f}ms", f"{STATEMENT_TIMEOUT_SEC:.0f}s"]
     sql("DROP FUNCTION note_timeouts CASCADE")
 
 
