@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.base import ModelState
 from django.db.models.signals import post_init, pre_init
+from psycopg import DataError
 from psycopg.abc import Buffer, Loader
+from psycopg.adapt import Loader as PythonLoader
 from psycopg.postgres import types
 from psycopg.pq import Format
 
 M = TypeVar("M", bound=models.Model)
+
+_UNREADABLE: Final = object()
 
 
 def instances(
@@ -26,11 +30,15 @@ def instances(
 ) -> list[tuple[M, tuple[Any, ...]]]:
     """Send a statement that returns the model's columns, in the model's order, and then others;
     return an instance for each row, with the values of the others.
+
+    A time that Python cannot hold, such as '-infinity', is left out of its instance, as one that
+    was deferred: whoever reads it gets the error, and nobody else. The statement may have claimed
+    the jobs by now, and one such row must not cost all of them an attempt.
     """
     fields = model._meta.concrete_fields
     names = [field.attname for field in fields]
     with connection.cursor() as cursor:
-        _parse_timestamps_once(cursor.adapters)
+        _adapt(cursor.adapters)
         cursor.execute(statement, params)
         rows = cursor.fetchall()
     converters = []
@@ -49,8 +57,16 @@ def instances(
         values = list(row[: len(names)])
         for place, convert, column in converters:
             values[place] = convert(values[place], column, connection)
-        found.append((make(connection.alias, names, values), row[len(names) :]))
+        read = names
+        if _UNREADABLE in values:
+            read = [name for name, value in zip(names, values, strict=True) if _is_read(value)]
+            values = list(filter(_is_read, values))
+        found.append((make(connection.alias, read, values), row[len(names) :]))
     return found
+
+
+def _is_read(value: object) -> bool:
+    return value is not _UNREADABLE
 
 
 def _is_made_plainly(model: type[models.Model]) -> bool:
@@ -77,19 +93,26 @@ def _made_plainly(model: type[M], alias: str, names: list[str], values: list[Any
     return made
 
 
-def _parse_timestamps_once(adapters: Any) -> None:
-    """Let a cursor parse equal timestamps once: all that one statement wrote are equal."""
-    oid = types["timestamptz"].oid
-    adapters.register_loader(oid, _remembering(adapters.get_loader(oid, Format.TEXT)))
+def _adapt(adapters: Any) -> None:
+    """Let a cursor parse equal times once, since all that one statement wrote are equal, and
+    survive those that Python cannot hold.
+    """
+    for name in ("timestamptz", "timestamp", "date"):
+        oid = types[name].oid
+        adapters.register_loader(oid, _remembering(adapters.get_loader(oid, Format.TEXT)))
 
 
 @cache
 def _remembering(loader: type[Loader]) -> type[Loader]:
-    class Remembering(loader):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+    class Remembering(PythonLoader):
+        def __init__(self, oid: int, context: Any = None) -> None:
+            super().__init__(oid, context)
+            self._seen = _Seen(loader(oid, context).load)
             # In place of the method, so that no Python code runs for what was seen before.
-            self.load = _Seen(super().load).__getitem__
+            self.load = self._seen.__getitem__  # type: ignore[assignment,method-assign]
+
+        def load(self, data: Buffer) -> Any:
+            return self._seen[data]
 
     return Remembering
 
@@ -99,5 +122,9 @@ class _Seen(dict[Buffer, Any]):
         self._load = load
 
     def __missing__(self, data: Buffer) -> Any:
-        value = self[bytes(data)] = self._load(data)
+        try:
+            value = self._load(data)
+        except DataError:
+            value = _UNREADABLE
+        self[bytes(data)] = value
         return value

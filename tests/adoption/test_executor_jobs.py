@@ -127,6 +127,16 @@ def test_attempts_decide(reclaim: Reclaim, executor_jobs: Rows, attempts: int, s
     assert row["attempts"] == attempts + (status == "queued")
 
 
+@pytest.mark.parametrize("locked_at", ["-infinity", "4000-01-01 BC"])
+def test_a_job_locked_before_all_time_is_reclaimed_with_the_others(
+    reclaim: Reclaim, executor_jobs: Rows, locked_at: str
+) -> None:
+    late = [running(executor_jobs, locked_at=at) for at in (locked_at, ago(35 * MINUTE))]
+    states = executor_jobs.sql("SELECT state, age_sec > 60 AS old FROM executor_jobs_stale_monitor")
+    assert states == [{"state": "stale", "old": True}] * 2
+    assert reclaim() == {str(job): "requeued" for job in late}
+
+
 def test_a_type_without_a_ttl_is_never_reclaimed_and_shown_as_having_no_limit(
     reclaim: Reclaim, executor_jobs: Rows
 ) -> None:

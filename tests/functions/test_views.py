@@ -27,6 +27,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
             "stale",
         ),
         ({"lease_expires_at": None}, "no limit"),
+        # Times as a person at psql may write them; one such row hides no other.
+        ({"last_heartbeat_at": "-infinity", "claimed_at": None}, "late"),
+        ({"lease_expires_at": "-infinity"}, "stale"),
+        ({"lease_expires_at": "infinity"}, "healthy"),
         # A fresh claim beside a heartbeat that was kept from an earlier attempt.
         ({"claimed_at": ago(1), "last_heartbeat_at": ago(9999)}, "healthy"),
     ],
@@ -36,7 +40,8 @@ def test_the_monitor_says_how_each_lease_stands(
 ) -> None:
     key = jobs.plant_running(stage="clip", **columns)
     jobs.plant(status="success", last_heartbeat_at=ago(9999))
-    [shown] = jobs.sql("TABLE jobs_stale_monitor")
+    names = "job_id, stage, status, state"
+    [shown] = jobs.sql(f"SELECT {names} FROM jobs_stale_monitor")
     assert (shown["job_id"], shown["state"]) == (str(key), state)
     assert (shown["stage"], shown["status"]) == ("clip", "processing")
 

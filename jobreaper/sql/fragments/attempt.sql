@@ -1,8 +1,9 @@
 -- The attempt as it was before this statement ends it.
 attempt AS MATERIALIZED (
     SELECT {attempt_columns},
-           round(extract(epoch FROM statement_timestamp() - job.{claimed_at}) * 1000)::bigint
-               AS duration_ms,
+           CASE WHEN isfinite(job.{claimed_at}) THEN
+               round(extract(epoch FROM statement_timestamp() - job.{claimed_at}) * 1000)::bigint
+               END AS duration_ms,
            0 AS claim_to_start_ms
       FROM {table} AS job
      WHERE job.{id} = %(id)s::{id_type}

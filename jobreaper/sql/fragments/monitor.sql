@@ -3,11 +3,14 @@ SELECT watched.job_id,
        watched.status,
        watched.locked_by,
        watched.last_seen_at,
-       extract(epoch FROM now() - watched.last_seen_at)::float8 AS age_sec,
+       CASE watched.last_seen_at
+            WHEN '-infinity' THEN 'infinity'
+            WHEN 'infinity' THEN '-infinity'
+            ELSE extract(epoch FROM now() - watched.last_seen_at)::float8 END AS age_sec,
        extract(epoch FROM watched.allowed)::float8 AS limit_sec,
        CASE WHEN watched.ends_at < now() THEN 'stale'
             WHEN watched.ends_at IS NULL AND watched.allowed IS NULL THEN 'no limit'
             WHEN watched.last_seen_at IS NULL THEN 'unknown'
-            WHEN now() - watched.last_seen_at > watched.late_after THEN 'late'
+            WHEN watched.last_seen_at < now() - watched.late_after THEN 'late'
             ELSE 'healthy' END AS state
   FROM ({watched}) AS watched

@@ -19,8 +19,9 @@ stale AS MATERIALIZED (
 verdict AS MATERIALIZED (
     SELECT stale.*,
            decided.requeues,
-           round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
-                 * 1000)::bigint AS overdue_ms,
+           CASE WHEN isfinite(stale.last_seen_at) THEN
+               round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
+                     * 1000)::bigint END AS overdue_ms,
            {note} || ': Exceeded TTL (' || allowed.in_words || ')'
                || CASE WHEN stale.attempt_count >= stale.max_attempts
                        THEN ' - Max attempts reached' ELSE '' END AS note
