@@ -239,6 +239,39 @@ def test_a_table_without_a_worker_is_reclaimed(chores: Rows, adopt: Adopt) -> No
         jobreaper.claim(table.model, 1)
 
 
+@pytest.mark.parametrize(("max_attempts", "fail_code"), [(3, None), (1, "timeout")])
+def test_what_there_is_of_a_lease_ends_with_the_attempt(
+    create: Create, adopt: Adopt, sql: Sql, max_attempts: int, fail_code: str | None
+) -> None:
+    times = dict.fromkeys(("lease_expires_at", "deadline_at", "dispatched_at"), "2020-01-01")
+    columns = "".join(f", {name} timestamptz DEFAULT '{value}'" for name, value in times.items())
+    create(
+        f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON}{columns}, lease_epoch bigint,"
+        " reap_count int DEFAULT 1, attempt_count int DEFAULT 1, fail_code text)",
+        "TABLE chores",
+    )
+    sql("INSERT INTO chores (id, lease_epoch) VALUES (1, 4), (2, NULL)")
+    nullable_times: dict[str, Any] = {name: models.DateTimeField(null=True) for name in times}
+    table = adopt(
+        model(
+            id=models.IntegerField(primary_key=True),
+            lease_epoch=models.BigIntegerField(null=True),
+            reap_count=models.IntegerField(null=True),
+            attempt_count=models.IntegerField(),
+            fail_code=models.TextField(null=True),
+            **nullable_times,
+        ),
+        ttl=60,
+        max_attempts=max_attempts,
+    )
+    assert len(reaped(table)) == 2
+    first, second = sql("SELECT * FROM chores ORDER BY id")
+    assert (first["lease_epoch"], second["lease_epoch"]) == (5, 1)
+    assert (first["reap_count"], first["attempt_count"]) == (2, 1)
+    assert first["fail_code"] == fail_code
+    assert {first[name] for name in times} == {None}
+
+
 def test_a_job_that_must_not_run_twice_is_failed(chores: Rows, adopt: Adopt) -> None:
     chores.sql("INSERT INTO chores VALUES (1)")
     table = adopt(model(id=models.IntegerField(primary_key=True)), ttl=60, on_expiry="fail")
