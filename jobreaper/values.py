@@ -135,7 +135,11 @@ def token(value: object) -> str | None:
     """Return a token, ``None`` where it is blank."""
     if not isinstance(value, str):
         raise ValueError("it must be text")
-    return value.strip() or None
+    text = value.strip()
+    # Clients write other characters into a header as UTF-8 or Latin-1, and servers read Latin-1.
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("it must be letters, digits and signs of ASCII")
+    return text or None
 
 
 def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
@@ -85,8 +86,9 @@ def tick(request: HttpRequest) -> JsonResponse:
     """
     check_access(request)
     limit, budget_sec = _wishes(request)
+    ends_at = time.monotonic() + budget_sec
     reap(trigger=Trigger.TICK)
-    tally = run_due(limit, budget_sec)
+    tally = run_due(limit, ends_at - time.monotonic())
     return JsonResponse(
         {
             "ok": True,

@@ -12,7 +12,7 @@ from tests.rows import Rows, Sql
 
 __all__ = ["foreign_client", "sql", "transactional_db"]
 
-TOKEN = "s3cret-ünd-long"
+TOKEN = "s3cret-and-long"
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from django.db import connection
 from django.middleware.csrf import get_token
 from django.test import Client, RequestFactory, override_settings
 
-from jobreaper import claim, enqueue, enqueue_many, job_handler
+from jobreaper import claim, enqueue, enqueue_many, job_handler, signals
 from jobreaper.models import Job, ReaperPass
 from tests.http.conftest import TOKEN
 from tests.races.rivals import Rivals
@@ -78,6 +78,19 @@ def test_it_starts_nothing_when_its_time_is_spent(cron: Client, jobs: Rows) -> N
     assert tick(cron, budget_sec=0.1).json()["claimed"] == 1
     assert [jobs.row(pk)["attempt_count"] for pk in made] == [1, 0, 0, 0, 0]
     assert tick(cron, budget_sec=0).json()["claimed"] == 0
+
+
+def test_the_time_that_the_pass_takes_counts(cron: Client, seen: list[Any]) -> None:
+    def dawdle(**_: Any) -> None:
+        threading.Event().wait(0.2)
+
+    enqueue("mail")
+    signals.pass_finished.connect(dawdle)
+    try:
+        assert tick(cron, budget_sec=0.1).json()["claimed"] == 0
+    finally:
+        signals.pass_finished.disconnect(dawdle)
+    assert tick(cron, budget_sec=60).json()["claimed"] == 1
 
 
 def test_it_reaps_first(cron: Client, seen: list[Any], jobs: Rows) -> None:

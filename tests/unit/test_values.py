@@ -160,6 +160,15 @@ def test_an_expiry_is_a_word_of_the_vocabulary() -> None:
 def test_a_blank_token_is_none() -> None:
     assert values.token("  ") is None
     assert values.token(" secret ") == "secret"
+
+
+@pytest.mark.parametrize("wrong", ["s\u00e9cret", "se\x00cret", "se\ncret", "\u200b"])
+def test_a_token_that_a_header_cannot_carry_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="ASCII"):
+        values.token(wrong)
+
+
+def test_a_token_is_text() -> None:
     with pytest.raises(ValueError, match="text"):
         values.token(7)
 
