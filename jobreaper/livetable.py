@@ -92,12 +92,13 @@ class LiveTable:
 
     def drop_indexes(self) -> None:
         """Drop the indexes that are there."""
-        for index in self._indexes(self.root):
-            name = self.root.quoted(index.name)
-            if self.root.kind == PARTITIONED:
-                self._briefly(f"DROP INDEX IF EXISTS {name}")
-            else:
-                self.editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", params=None)
+        with self._without_timeouts():
+            for index in self._indexes(self.root):
+                name = self.root.quoted(index.name)
+                if self.root.kind == PARTITIONED:
+                    self._briefly(f"DROP INDEX IF EXISTS {name}")
+                else:
+                    self._drop_concurrently(name)
 
     def _indexes(self, relation: _Relation) -> Sequence[models.Index]:
         whole = relation is self.root
@@ -113,9 +114,12 @@ class LiveTable:
             return
         if self._is_valid(name) is False:
             # IF NOT EXISTS would take it for done.
-            self.editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", params=None)
+            self._drop_concurrently(name)
         kind = "INDEX CONCURRENTLY IF NOT EXISTS"
         self.editor.execute(self._creating(index, kind, relation.name), params=None)
+
+    def _drop_concurrently(self, index: str) -> None:
+        self.editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", params=None)
 
     def _creating(self, index: models.Index, kind: str, on: str) -> str:
         statement = index.create_sql(self.model, self.editor)
@@ -172,8 +176,8 @@ class LiveTable:
 
     @contextmanager
     def _without_timeouts(self) -> Iterator[None]:
-        """A concurrent build waits for every older transaction, and one that is cut short leaves an
-        index of no use: the limits that a role has for its queries must not end it.
+        """What is done concurrently waits for older transactions, and cut short it leaves an index of
+        no use: the limits that a role has for its queries must not end it.
         """
         [limits] = fetch(
             self.editor.connection,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import models
+from django.db import connection, models
 from django.test.utils import isolate_apps
 
 import jobreaper
-from jobreaper import checks, tables
+from jobreaper import checks, installed, tables
 from jobreaper.base import LeasedJob
 from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.jobtable import JobTable
@@ -22,7 +22,7 @@ from tests.rows import Rows, Sql
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def model(table: str = "chores", **fields: models.Field[Any, Any]) -> type[models.Model]:
+def model(table: str = "chores", **fields: models.Field[Any, Any] | None) -> type[models.Model]:
     """An unmanaged model of a table with a status, a start and whatever else is given."""
     meta = type("Meta", (), {"app_label": "chores", "managed": False, "db_table": table})
     given = {
@@ -270,6 +270,21 @@ def test_what_there_is_of_a_lease_ends_with_the_attempt(
     assert (first["reap_count"], first["attempt_count"]) == (2, 1)
     assert first["fail_code"] == fail_code
     assert {first[name] for name in times} == {None}
+
+
+def test_a_table_that_gives_no_sign_of_life_is_left_alone_and_shown(
+    chores: Rows, adopt: Adopt
+) -> None:
+    chores.sql("INSERT INTO chores VALUES (1)")
+    table = adopt(model(id=models.IntegerField(primary_key=True), claimed_at=None), ttl=60)
+    assert reaped(table) == {}
+    made = installed.of_table(table, connection)
+    for each in made:
+        each.create(connection)
+    [shown] = chores.sql("TABLE chores_stale_monitor")
+    assert (shown["job_id"], shown["state"]) == ("1", "unknown")
+    for each in made:
+        each.drop(connection)
 
 
 def test_a_job_that_must_not_run_twice_is_failed(chores: Rows, adopt: Adopt) -> None:

@@ -172,17 +172,17 @@ def test_the_table_of_an_unmanaged_model_is_changed_too(make: Make, sql: Sql) ->
     assert indexes(sql, "their_jobs") == expected("their_jobs")
 
 
-def test_limits_for_queries_do_not_end_a_build(make: Make, sql: Sql, dsn: str) -> None:
+def test_limits_for_queries_end_neither_a_build_nor_a_drop(make: Make, sql: Sql, dsn: str) -> None:
     make(f"CREATE TABLE their_jobs ({COLUMNS}, PRIMARY KEY (id))", drop="TABLE their_jobs")
     large = Large("their_jobs")
     waited = []
 
     def let_it_wait(execute: object, text: str, *args: object) -> object:
-        """Hold a build up until it has waited longer than the limits allow."""
-        if not text.startswith("CREATE INDEX CONCURRENTLY"):
+        """Hold it up until it has waited longer than the limits allow."""
+        if "INDEX CONCURRENTLY" not in text:
             return execute(text, *args)  # type: ignore[operator]
         with closing(psycopg.connect(dsn)) as older:
-            # The server ends this one, which the build has to wait for.
+            # The server ends this one, which everything concurrent has to wait for.
             older.execute("SET idle_in_transaction_session_timeout = '500ms'")
             older.execute("UPDATE their_jobs SET payload = 'x'")
             waited.append(text)
@@ -194,14 +194,16 @@ def test_limits_for_queries_do_not_end_a_build(make: Make, sql: Sql, dsn: str) -
         try:
             with connection.execute_wrapper(let_it_wait):
                 large.migrate()
+                assert indexes(sql, "their_jobs") == expected("their_jobs")
+                large.undo()
+                assert indexes(sql, "their_jobs") == {}
             cursor.execute("SHOW statement_timeout")
             assert cursor.fetchone() == ("300ms",)
             cursor.execute("SHOW lock_timeout")
             assert cursor.fetchone() == ("200ms",)
         finally:
             cursor.execute("RESET lock_timeout; RESET statement_timeout")
-    assert len(waited) == 2
-    assert indexes(sql, "their_jobs") == expected("their_jobs")
+    assert len(waited) == 4
 
 
 def test_what_is_printed_for_review_waits_no_longer_either(make: Make, sql: Sql) -> None:
