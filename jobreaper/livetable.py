@@ -176,8 +176,8 @@ class LiveTable:
 
     @contextmanager
     def _without_timeouts(self) -> Iterator[None]:
-        """What is done concurrently waits for older transactions, and cut short it leaves an index of
-        no use: the limits that a role has for its queries must not end it.
+        """What is done concurrently waits for older transactions, and cut short it leaves an index
+        of no use: the limits that a role has for its queries must not end it.
         """
         [limits] = fetch(
             self.editor.connection,
