@@ -150,7 +150,6 @@ def test_a_worker_ends_at_once_though_it_holds_a_lease(start_worker: Start, job:
 def test_beats_reach_the_database_when_the_work_has_taken_every_pooled_connection(
     start_worker: Start, job: int, row: ReadRow
 ) -> None:
-    pytest.importorskip("psycopg_pool")
     worker = start_worker(POOL_SIZE="1")
     assert worker.ask("claim", job) == "claimed"
     assert worker.ask("work_and_finish_in_steps") == "effect written"
