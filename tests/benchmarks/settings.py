@@ -1,0 +1,8 @@
+"""The test settings, with the tasks of this package and nothing on the network but messages."""
+
+from tests.settings import *  # noqa: F403
+from tests.settings import INSTALLED_APPS as WITHOUT_TASKS
+
+INSTALLED_APPS = [*WITHOUT_TASKS, "tests.benchmarks"]
+
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False

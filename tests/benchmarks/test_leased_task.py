@@ -1,0 +1,162 @@
+"""What a lease adds to a Celery task, on the same worker and broker in the same run."""
+
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from project.celery import app
+from project.embedded import Postgres
+from tests.benchmarks import tasks
+from tests.benchmarks.conftest import Report
+from tests.processes.children import Child
+from tests.waiting import until
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
+
+TASKS = 1_000
+ROUNDS = 2
+CHILDREN = 2
+
+JOBS = """
+    INSERT INTO jobs (stage, payload)
+    SELECT 'noop', jsonb_build_object('sec', %s::float8) FROM generate_series(1, %s)
+    RETURNING id"""
+
+DONE = re.compile(r"^\[(?P<at>\S+ \S+): .* succeeded in ", re.MULTILINE)
+
+Sql = Callable[..., list[dict[str, Any]]]
+
+
+@contextmanager
+def worker(url: str, queue: str, log: Path, *options: str, **environment: str) -> Iterator[Child]:
+    """A worker that takes what is in the queue by now."""
+    quiet = ("--without-mingle", "--without-gossip", "--without-heartbeat", "--loglevel", "INFO")
+    child = Child(
+        ["-m", "celery", "-A", "project", "worker", "--queues", queue, *quiet, *options],
+        {
+            "DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings",
+            "DATABASE_URL": url,
+            "CELERY_BROKER_URL": str(settings.CELERY_BROKER_URL),
+            **environment,
+        },
+        log,
+    )
+    try:
+        yield child
+    finally:
+        child.end()
+        with app.connection_for_write() as connection:
+            connection.SimpleQueue(queue).queue.delete()
+
+
+def send(task: Any, arguments: list[int]) -> str:
+    """Send a message for each argument to a new queue; return the queue's name."""
+    queue = f"bench-{uuid.uuid4().hex}"
+    with app.connection_for_write() as connection, connection.Producer() as producer:
+        for argument in arguments:
+            app.send_task(task.name, args=[argument], queue=queue, producer=producer)
+    return queue
+
+
+def finished_at(child: Child) -> list[datetime]:
+    """When each task ended, by the worker's log."""
+    return [datetime.fromisoformat(found["at"]) for found in DONE.finditer(child.log)]
+
+
+def wait_for(child: Child, tasks: int) -> None:
+    until(lambda: len(finished_at(child)) == tasks, timeout_sec=120, every_sec=0.5)
+
+
+def pace(task: Any, arguments: list[int], url: str, log: Path) -> float:
+    """Return how many tasks a second a worker does, its start left out."""
+    queue = send(task, arguments)
+    with worker(url, queue, log, "--concurrency", str(CHILDREN)) as child:
+        wait_for(child, len(arguments))
+        ends = sorted(finished_at(child))
+        return (len(ends) - 1) / (ends[-1] - ends[0]).total_seconds()
+
+
+def test_overhead(sql: Sql, database_url: str, tmp_path: Path, report: Report) -> None:
+    best: dict[str, float] = {}
+    for number in range(ROUNDS):
+        jobs = [row["id"] for row in sql(JOBS, 0, TASKS)]
+        for what, task, arguments in (
+            ("plain", tasks.plain, list(range(TASKS))),
+            ("plain, one query", tasks.plain_with_a_query, list(range(TASKS))),
+            ("leased", tasks.leased, jobs),
+        ):
+            log = tmp_path / f"{what} {number}.log"
+            best[what] = max(best.get(what, 0), pace(task, arguments, database_url, log))
+    assert sql("SELECT DISTINCT status FROM jobs WHERE stage = 'noop'") == [{"status": "success"}]
+    report(
+        f"No-op tasks, prefork with {CHILDREN} children; best of {ROUNDS} × {TASKS:,}",
+        [
+            ("", "tasks/s", "ms a task", "times plain"),
+            *(
+                (what, f"{per_sec:,.0f}", f"{1000 / per_sec:.2f}", f"{best['plain'] / per_sec:.1f}")
+                for what, per_sec in best.items()
+            ),
+        ],
+    )
+
+
+# What each statement of the log is for; what comes first wins.
+KINDS = {
+    "claim": r"AS lease_remaining_sec\s+FROM claimed",
+    "finish": r"job:finished",
+    "heartbeat": r"reachable AS MATERIALIZED",
+    "timeouts of a beat": r"current_setting\('lock_timeout'\)",
+    "BEGIN and COMMIT": r"^(BEGIN|COMMIT)",
+}
+
+
+def statements(server: Postgres) -> Counter[str]:
+    """Count the statements that the server has logged, by kind."""
+    counted: Counter[str] = Counter()
+    for entry in re.split(r"^(?=\d{4}-\d\d-\d\d )", server.log.read_text(), flags=re.MULTILINE):
+        found = re.search(r"LOG:  (?:statement|execute [^:]+): (.*)", entry, re.DOTALL)
+        if found:
+            text = found[1]
+            kinds = (kind for kind, mark in KINDS.items() if re.search(mark, text))
+            counted[next(kinds, f"other: {text[:60]!r}")] += 1
+    return counted
+
+
+def test_statements(server: Postgres, tmp_path: Path, report: Report) -> None:
+    where = {"DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings", "DATABASE_URL": server.url}
+    migrate = Child(["manage.py", "migrate", "--verbosity", "0"], where, tmp_path / "migrate.log")
+    assert migrate.process.wait(60) == 0
+    migrate.end()
+    # Beside the tasks: in one process, each longer than four beats.
+    cases = {
+        "200 no-op jobs, prefork": (200, 0.0, ["--concurrency", str(CHILDREN)]),
+        "20 jobs of 2 s at once, threads": (20, 2.0, ["--pool", "threads", "--concurrency", "20"]),
+    }
+    rows: dict[str, Counter[str]] = {}
+    with psycopg.connect(server.url, autocommit=True) as client:
+        client.execute("ALTER SYSTEM SET log_statement = 'all'")
+        for what, (count, sec, options) in cases.items():
+            jobs = [pk for (pk,) in client.execute(JOBS, [sec, count])]
+            client.execute("SELECT pg_reload_conf()")
+            queue = send(tasks.leased, jobs)
+            before = statements(server)
+            log = tmp_path / f"{what}.log"
+            with worker(server.url, queue, log, *options, HEARTBEAT_SEC="0.5") as child:
+                wait_for(child, count)
+            rows[what] = statements(server) - before
+    kinds = sorted({kind for counted in rows.values() for kind in counted})
+    report(
+        "Statements, HEARTBEAT_SEC=0.5",
+        [("", *rows), *((kind, *(counted[kind] for counted in rows.values())) for kind in kinds)],
+    )
+    for what, (count, *_) in cases.items():
+        assert (rows[what]["claim"], rows[what]["finish"]) == (count, count)
