@@ -73,6 +73,9 @@ _REAP: Final = {
     "only": "NULL",
     "reaper": "('sql:' || pg_backend_pid())",
 }
+_REAP_ONE: Final = {**_REAP, "only": "ARRAY[candidate.id]"}
+# The classes of errors that one row may cause: its data, a constraint, a view's check, a trigger.
+FAULTS_OF_ROWS: Final = ("22", "23", "44", "P0")
 
 
 def policies(connection: BaseDatabaseWrapper) -> Installed:
@@ -231,6 +234,7 @@ class _Maker:
     def _reap(self, render: Any, statement: str, **overriding: Composable) -> Installed:
         name = self._name("reap")
         text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
+        dry_run = render(self.table, f"{statement}_dry_run", rendering.NO_LOCK, **overriding)
         grace_sec = conf.settings().recovery_grace_sec
         known = SQL("(SELECT array_agg(policy.stage) FROM {})").format(self.policy_rows)
         stages = {"known_stages": known.as_string(None)}
@@ -239,7 +243,10 @@ class _Maker:
             "server_start": SQL(sql.render("statements/server_start")),
             "grace_sec": SqlLiteral(grace_sec),
             "grace_in_words": SqlLiteral(f"{grace_sec:g}"),
-            "reaped_key": SQL("job.id::text"),
+            "statement_for_one": self._inside(text, _REAP_ONE, name),
+            "candidates": self._inside(dry_run, _REAP, name),
+            "reaped_row": sql.compose("fragments/reaped_row", {"function": self._label(name)}),
+            "faults_of_rows": SQL(", ").join(map(SqlLiteral, FAULTS_OF_ROWS)),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),
             "fold_totals": self._inside(rendering.totals("fold_totals"), stages, name),

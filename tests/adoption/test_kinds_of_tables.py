@@ -111,6 +111,20 @@ def test_a_row_that_cannot_be_written_stops_no_other(pairs: JobTable, sql: Sql) 
     assert all("bad" in error and "check constraint" in error for error in result.all_errors)
 
 
+def test_a_row_that_cannot_be_written_stops_no_other_in_sql_either(
+    pairs: JobTable, sql: Sql
+) -> None:
+    sql("INSERT INTO chores (org, name) VALUES (1, 'a'), (1, 'bad'), (1, 'c')")
+    [function, *_] = made = installed.of_table(pairs, connection)
+    function.create(connection)
+    reclaimed = sql("SELECT job_id FROM chores_reap()")
+    assert {row["job_id"] for row in reclaimed} == {'[1, "a"]', '[1, "c"]'}
+    [done] = sql("SELECT error FROM jobreaper_passes")
+    assert done["error"].startswith('chores: job [1, "bad"]: new row for relation "chores"')
+    for each in made:
+        each.drop(connection)
+
+
 def test_jobs_with_a_composite_key_cannot_be_leased_and_the_error_says_why(
     create: Create, adopt: Adopt
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
@@ -250,3 +251,43 @@ def test_a_pass_is_held_after_a_restart(jobs: Rows) -> None:
     assert python.held_reason is not None
     # The seconds since the start may have gone on by some.
     assert function.held_reason.split(";")[1] == python.held_reason.split(";")[1]
+
+
+@pytest.mark.parametrize("by", ["function", "Python"])
+def test_a_row_that_cannot_be_written_stops_no_other_and_is_named(jobs: Rows, by: str) -> None:
+    keys = [jobs.plant_expired(stage=stage) for stage in ("clip", "bad", "asr")]
+    last = jobs.plant_expired(attempt_count=3)
+    jobs.sql(
+        "ALTER TABLE jobs ADD CONSTRAINT no_return CHECK (stage <> 'bad' OR status <> 'queued')"
+    )
+    try:
+        if by == "Python":
+            jobreaper.reap([Job])
+        else:
+            reaped = jobs.sql("SELECT * FROM jobs_reap()")
+            assert {(row["job_id"], row["outcome"]) for row in reaped} == {
+                (str(keys[0]), "requeued"), (str(keys[2]), "requeued"), (str(last), "failed")
+            }  # fmt: skip
+            assert jobs.sql("SELECT * FROM jobs_reap()") == []
+    finally:
+        jobs.sql("ALTER TABLE jobs DROP CONSTRAINT no_return")
+    statuses = [jobs.row(key)["status"] for key in (*keys, last)]
+    assert statuses == ["queued", "processing", "queued", "failed"]
+    assert jobs.event_types(keys[1]) == []
+    done = ReaperPass.objects.earliest("id")
+    assert (done.requeued, done.failed) == (2, 1)
+    assert done.error is not None
+    assert done.error.startswith(f"jobs: job {keys[1]}: ")
+    assert "no_return" in done.error
+    clean = jobs.sql("SELECT name FROM jobreaper_totals WHERE name = 'clean_scans'")
+    assert clean == []
+
+
+def test_an_error_of_the_whole_table_is_raised(jobs: Rows) -> None:
+    jobs.plant_expired()
+    jobs.sql("ALTER TABLE job_events RENAME TO elsewhere")
+    try:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            jobs.sql("SELECT * FROM jobs_reap()")
+    finally:
+        jobs.sql("ALTER TABLE elsewhere RENAME TO job_events")

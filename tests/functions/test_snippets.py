@@ -125,7 +125,7 @@ def test_the_orchestrator_goes_on_when_reclaiming_fails(
 ) -> None:
     job = stale(executor_jobs)
     executor_jobs.plant(type="run_tsa")
-    sql("ALTER TABLE executor_jobs ADD CONSTRAINT no_return CHECK (last_error IS NULL)")
+    sql("ALTER TABLE job_events RENAME TO elsewhere")
     try:
         with psycopg.connect(dsn, autocommit=True) as orchestrator:
             warnings: list[str] = []
@@ -138,7 +138,7 @@ def test_the_orchestrator_goes_on_when_reclaiming_fails(
             assert len(warnings) == 1
             assert warnings[0].startswith("reclaiming stale jobs failed: ")
     finally:
-        sql("ALTER TABLE executor_jobs DROP CONSTRAINT no_return")
+        sql("ALTER TABLE elsewhere RENAME TO job_events")
     assert executor_jobs.row(job)["status"] == "running"
 
 

@@ -8,6 +8,8 @@ AS $body$
 DECLARE
     server record;
     job record;
+    candidate record;
+    problems text[] := '{{}}';
     requeued int := 0;
     failed int := 0;
     reason_to_hold text;
@@ -19,30 +21,54 @@ BEGIN
                                  'start to beat again (RECOVERY_GRACE_SEC)',
                                  round(server.up_sec::numeric), {grace_in_words});
     ELSE
-        FOR job IN
-            {statement}
-        LOOP
-            {function}.job_id := {reaped_key};
-            {function}.outcome := CASE WHEN job.fail_code IS NULL THEN 'requeued' ELSE 'failed' END;
-            requeued := requeued + (job.fail_code IS NULL)::int;
-            failed := failed + (job.fail_code IS NOT NULL)::int;
-            RETURN NEXT;
-        END LOOP;
+        BEGIN
+            FOR job IN
+                {statement}
+            LOOP
+                {reaped_row}
+            END LOOP;
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) NOT IN ({faults_of_rows}) THEN
+                RAISE;
+            END IF;
+            -- Some row cannot be written. Taken one at a time it stops no other.
+            FOR candidate IN
+                {candidates}
+            LOOP
+                BEGIN
+                    FOR job IN
+                        {statement_for_one}
+                    LOOP
+                        {reaped_row}
+                    END LOOP;
+                EXCEPTION WHEN OTHERS THEN
+                    IF left(SQLSTATE, 2) NOT IN ({faults_of_rows}) THEN
+                        RAISE;
+                    END IF;
+                    problems := problems
+                        || format('%s: job %s: %s', {table_name}, candidate.id, SQLERRM);
+                    RAISE WARNING 'cannot reap job %: % (%)', candidate.id, SQLERRM, SQLSTATE;
+                END;
+            END LOOP;
+        END;
     END IF;
     INSERT INTO jobreaper_passes
-           (started_at, duration_ms, trigger, reaper, counts, requeued, failed, held, held_reason)
+           (started_at, duration_ms, trigger, reaper, counts, requeued, failed, held, held_reason,
+            error)
     VALUES (statement_timestamp(),
             extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000,
             {trigger_sql},
             'sql:' || pg_backend_pid(),
             jsonb_build_object({table_name},
                                jsonb_build_object('requeued', requeued, 'failed', failed)),
-            requeued, failed, reason_to_hold IS NOT NULL, reason_to_hold);
+            requeued, failed, reason_to_hold IS NOT NULL, reason_to_hold,
+            nullif(array_to_string(problems, chr(10)), ''));
     IF reason_to_hold IS NULL THEN
         INSERT INTO jobreaper_totals (name, "table", microseconds)
         VALUES ({scans}, {table_name},
-                extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000),
-               ({clean_scans}, {table_name}, 0);
+                extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000);
+        INSERT INTO jobreaper_totals (name, "table")
+        SELECT {clean_scans}, {table_name} WHERE problems = '{{}}';
     ELSE
         INSERT INTO jobreaper_totals (name, "table") VALUES ({held_passes}, '');
     END IF;
