@@ -4,6 +4,7 @@ restarted meanwhile.
 
 import itertools
 import json
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,6 +87,17 @@ def test_a_pass_in_a_celery_worker_is_seen_in_the_web_process(
     assert after.value(count, table="jobs") - before.value(count, table="jobs") == 1
     with app.connection_for_write() as connection:
         connection.SimpleQueue(queue).queue.delete()
+
+
+def test_a_database_that_accepts_and_never_answers_keeps_no_page_from_coming(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        web = Web(start, f"postgresql://nobody@127.0.0.1:{port}/none")
+        for _ in range(2):
+            page = web.scrape()
+            assert set(page.samples) == {"jobreaper_up"}
+            assert page.value("jobreaper_up") == 0
+            assert "python_info" in page.text
 
 
 @needs_promtool
