@@ -11,6 +11,9 @@ CELERY_TASK_DEFAULT_QUEUE = os.environ["LEASED_TASKS_QUEUE"]
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_SEC", "0"))
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 
+if os.environ.get("NO_PIDFD"):  # as on systems other than Linux
+    del os.pidfd_open
+
 JOBREAPER = {
     # Nothing in these tests may happen because a lease ran out.
     "DEFAULT_LEASE_SEC": 300,

@@ -59,13 +59,9 @@ def _wait(job: Any, each_time: Callable[[], object]) -> None:
 
 def write_names(job: Any, lease: Any) -> None:
     """Put on record what runs the job."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        [backend] = cursor.fetchone()
     job.payload["names"] = {
         "pid": os.getpid(),
         "parent": os.getppid(),
-        "backend": backend,
         "beats": sum(t.name == "jobreaper-heartbeat" for t in threading.enumerate()),
     }
     job.save()

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
-from celery.signals import task_postrun
 from celery.worker import state
-from django.db import connections
 from pytest_django import DjangoDbBlocker
 
 from jobreaper import cancel, enqueue
@@ -45,10 +43,6 @@ def deeds() -> Deeds:
     return Deeds()
 
 
-def _close_connections(**kwargs: Any) -> None:
-    connections.close_all()
-
-
 @pytest.fixture(scope="module", params=BROKERS)
 def worker_app(
     request: pytest.FixtureRequest,
@@ -66,14 +60,14 @@ def worker_app(
             deeds.begun.append(job.pk)
             assert deeds.may_end.wait(30)
 
-        # Celery's own worker does so between two tasks.
-        task_postrun.connect(_close_connections)
-        try:
-            with start_worker(app, pool="threads", concurrency=4, perform_ping_check=False):
-                yield app
-        finally:
-            task_postrun.disconnect(_close_connections)
-            Queue(app).delete()
+        root = logging.getLogger()
+        handlers, level = list(root.handlers), root.level
+        with start_worker(app, pool="threads", concurrency=4, perform_ping_check=False):
+            # It sets the logging of the process up as a worker's.
+            root.handlers = handlers
+            root.setLevel(level)
+            yield app
+        Queue(app).delete()
 
 
 @pytest.fixture

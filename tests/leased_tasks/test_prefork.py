@@ -67,6 +67,19 @@ def test_each_child_has_connections_of_its_own_and_a_thread_that_beats(
     assert seen["pid"] in worker.children()
 
 
+def test_children_do_not_share_a_connection(worker: Worker, media: Rows) -> None:
+    keys = [worker.send(media, "wait_in_transaction") for _ in range(2)]
+    for key in keys:
+        until(lambda key=key: (worker.home / f"{key}.locked").exists())  # type: ignore[misc]
+    [open] = media.sql(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND state = 'idle in transaction'"
+    )
+    assert open["count"] == 2
+    for key in keys:
+        end(worker, media, key)
+
+
 def test_the_main_process_keeps_no_connection_that_a_child_could_inherit(
     worker: Worker, media: Rows
 ) -> None:

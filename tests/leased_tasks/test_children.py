@@ -1,0 +1,54 @@
+"""Children that end in the ordinary way, and those whose death only Celery can tell."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from jobreaper.states import EventType, Status
+from tests.leased_tasks.brokers import broker_url
+from tests.leased_tasks.workers import Worker, await_status, celery_workers, ready, running
+from tests.rows import Rows
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
+
+
+@pytest.fixture(scope="module")
+def workers(database_url: str) -> Iterator[dict[str, Worker]]:
+    """Two workers, started at once."""
+    with celery_workers(database_url, broker_url("redis")) as start:
+        prefork = ("--pool", "prefork", "--concurrency", "1")
+        workers = {
+            "recycling": start(*prefork, "--max-tasks-per-child", "2"),
+            "without pidfd": start(*prefork, NO_PIDFD="1"),
+        }
+        ready(*workers.values())
+        yield workers
+
+
+def test_a_child_that_is_replaced_between_two_jobs_has_lost_none(
+    workers: dict[str, Worker], media: Rows
+) -> None:
+    worker = workers["recycling"]
+    keys = [worker.send(media, "write_names") for _ in range(6)]
+    rows = [await_status(media, key, Status.SUCCESS) for key in keys]
+    assert len({row["payload"]["names"]["pid"] for row in rows}) == 3
+    assert {row["attempt_count"] for row in rows} == {1}
+    assert {tuple(media.event_types(key)) for key in keys} == {(EventType.JOB_FINISHED,)}
+
+
+def test_without_a_pidfd_celerys_word_of_a_dead_child_gives_the_job_back(
+    workers: dict[str, Worker], media: Rows
+) -> None:
+    """WorkerLostError."""
+    worker = workers["without pidfd"]
+    key = worker.send(media, "wait")
+    os.kill(running(media, key), signal.SIGKILL)
+    running(media, key, attempt=2)
+    [event] = media.events(key)
+    assert event["type"] == EventType.JOB_WORKER_LOST
+    assert event["details"]["how"] == "signal 9 (SIGKILL)"
+    assert media.row(key)["reap_count"] == 1
+    worker.let_go(key)
+    await_status(media, key, Status.SUCCESS)
