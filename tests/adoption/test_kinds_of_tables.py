@@ -322,12 +322,14 @@ def test_the_note_tells_the_ttl_in_words(
     assert chores.events(1)[0]["details"]["note"] == f"LATE: Exceeded TTL ({words})"
 
 
-def test_attempts_that_are_null_count_as_none(create: Create, adopt: Adopt, sql: Sql) -> None:
+def test_attempts_that_are_null_count_as_none_and_the_rows_limit_wins(
+    create: Create, adopt: Adopt, sql: Sql
+) -> None:
     create(
         f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON}, attempt_count int, max_attempts int)",
         "TABLE chores",
     )
-    sql("INSERT INTO chores VALUES (1)")
+    sql("INSERT INTO chores (id, attempt_count, max_attempts) VALUES (1, NULL, NULL), (2, 1, 1)")
     table = adopt(
         model(
             id=models.IntegerField(primary_key=True),
@@ -338,8 +340,9 @@ def test_attempts_that_are_null_count_as_none(create: Create, adopt: Adopt, sql:
         attempts_counted="reap",
         max_attempts=2,
     )
-    assert reaped(table) == {1: "requeued"}
-    assert sql("SELECT attempt_count FROM chores") == [{"attempt_count": 1}]
+    assert reaped(table) == {1: "requeued", 2: "failed"}
+    rows = sql("SELECT attempt_count FROM chores ORDER BY id")
+    assert [row["attempt_count"] for row in rows] == [1, 1]
 
 
 @pytest.mark.parametrize(
