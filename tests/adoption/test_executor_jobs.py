@@ -280,6 +280,15 @@ def test_the_function_takes_a_batch_at_a_time(executor_jobs: Rows) -> None:
     assert sizes == [2, 2, 1]
 
 
+def test_the_one_that_was_silent_longest_comes_first(executor_jobs: Rows) -> None:
+    minutes = {
+        running(executor_jobs, locked_at=ago(n * MINUTE)): n for n in (40, 33, 90, 35, 60, 31)
+    }
+    taken = [executor_jobs.sql("SELECT * FROM reclaim_stale_jobs(1)") for _ in minutes]
+    silent = {str(key): n for key, n in minutes.items()}
+    assert [silent[row["job_id"]] for [row] in taken] == [90, 60, 40, 35, 33, 31]
+
+
 def test_a_job_that_another_transaction_has_locked_is_left_to_the_next_pass(
     reclaim: Reclaim, executor_jobs: Rows, second_connection: Any
 ) -> None:
