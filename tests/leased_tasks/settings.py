@@ -3,6 +3,7 @@
 import os
 
 from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES
 from tests.settings import INSTALLED_APPS as WITHOUT_TASKS
 
 INSTALLED_APPS = [*WITHOUT_TASKS, "tests.leased_tasks"]
@@ -10,6 +11,11 @@ INSTALLED_APPS = [*WITHOUT_TASKS, "tests.leased_tasks"]
 CELERY_TASK_DEFAULT_QUEUE = os.environ["LEASED_TASKS_QUEUE"]
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_SEC", "0"))
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+
+# The server tells the main process's sessions from its children's.
+SESSION = DATABASES["default"]["OPTIONS"]
+SESSION["application_name"] = CELERY_TASK_DEFAULT_QUEUE
+os.register_at_fork(after_in_child=lambda: SESSION.update(application_name="child"))
 
 if os.environ.get("NO_PIDFD"):  # as on systems other than Linux
     del os.pidfd_open
