@@ -3,7 +3,7 @@
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -93,3 +93,19 @@ def job_ids(messages: list[Any]) -> list[str]:
 def leased(app: Celery, **options: Any) -> Any:
     """Return a decorator that declares a leased task of this app alone."""
     return app.task(**{"base": LeasedTask, "model": Job, "shared": False, **options})
+
+
+def declare(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
+    """Declare a leased task with any function, a lambda too."""
+    # Celery reads the name back as source.
+    function.__name__ = "work"
+    return leased(app, name=f"tests.{len(app.tasks)}", **options)(function)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Return a task's function that raises ``error``."""
+
+    def work(job: Any, lease: Any) -> None:
+        raise error
+
+    return work

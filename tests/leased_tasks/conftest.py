@@ -1,6 +1,6 @@
 """A database that keeps what is committed, and a Celery app of a test's own on a real broker."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -9,11 +9,14 @@ import pytest
 from celery import Celery
 
 from jobreaper.celery import dispatcher
+from jobreaper.models import Job
 from tests.committed import foreign_client, sql, transactional_db
-from tests.leased_tasks.brokers import BROKERS, Queue, broker_url, celery_app
+from tests.leased_tasks.brokers import BROKERS, Queue, broker_url, celery_app, declare
 from tests.rows import Rows, Sql
 
 __all__ = ["foreign_client", "sql", "transactional_db"]
+
+Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +65,27 @@ def one_app() -> Iterator[Celery]:
 def queue(app: Celery) -> Queue:
     """The app's queue."""
     return Queue(app)
+
+
+@pytest.fixture
+def run(one_app: Celery) -> Run:
+    """Make a job and run it with a function; return its key."""
+
+    def run_it(
+        function: Callable[..., Any], raises: Any = None, max_attempts: int = 3, **options: Any
+    ) -> Any:
+        # Not sent: this test is the worker.
+        job = Job(type="mail", stage="mail", max_attempts=max_attempts)
+        Job.objects.bulk_create([job])
+        task = declare(one_app, function, **options)
+        if raises is None:
+            task(job.pk)
+        else:
+            with pytest.raises(raises):
+                task(job.pk)
+        return job.pk
+
+    return run_it
 
 
 @pytest.fixture(autouse=True)
