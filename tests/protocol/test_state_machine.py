@@ -528,3 +528,9 @@ def run(sql: Sql, examples: int, steps: int, **options: Any) -> None:
 
 def test_whatever_happens_the_rules_hold(sql: Sql) -> None:
     run(sql, examples=12, steps=30, derandomize=True)
+
+
+@pytest.mark.slow
+def test_whatever_happens_for_longer_the_rules_hold(sql: Sql) -> None:
+    """Another walk on every run; a failure names the steps that repeat it."""
+    run(sql, examples=30, steps=50, derandomize=False)
