@@ -67,10 +67,10 @@ class LeaseIndex(models.Index):
         """Return an index ``idx_<table>_<suffix>``, shortened with a hash where it is too long."""
         bare = table.replace('"', "").replace(".", "_")
         name = f"idx_{bare}_{suffix}"
-        if len(name) > cls.max_name_length:
+        if len(name.encode()) > cls.max_name_length:
             digest = hashlib.sha256(bare.encode()).hexdigest()[:8]
             room = cls.max_name_length - len(f"idx__{digest}_{suffix}")
-            name = f"idx_{bare[:room]}_{digest}_{suffix}"
+            name = f"idx_{bare.encode()[:room].decode(errors='ignore')}_{digest}_{suffix}"
         return cls(name=name, **options)
 
 

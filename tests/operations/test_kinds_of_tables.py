@@ -159,11 +159,13 @@ def test_another_schemas_table_comes_and_goes(make: Make, sql: Sql) -> None:
     assert list(indexes(sql, '"Jobs"')) == ['"idx_Back Office_Jobs_queued_due"']
 
 
-def test_a_long_name_makes_no_index_shadow_another(make: Make, sql: Sql) -> None:
-    name = "j" * 63
+@pytest.mark.parametrize("name", ["j" * 63, "ü" * 31])
+def test_a_long_name_makes_no_index_shadow_another(make: Make, sql: Sql, name: str) -> None:
     make(f"CREATE TABLE {name} ({COLUMNS}, PRIMARY KEY (id))", drop=f"TABLE {name}")
-    Large(name).migrate()
-    assert list(indexes(sql, name).values()) == [True, True]
+    large = Large(name)
+    large.migrate()
+    large.migrate()
+    assert list(indexes(sql, f"%{name}%").values()) == [True, True]
 
 
 def test_the_table_of_an_unmanaged_model_is_changed_too(make: Make, sql: Sql) -> None:
