@@ -393,8 +393,10 @@ def _lost_after_beat(lease: Any) -> bool:
 
 
 def test_told_to_stop_a_worker_ends_what_runs_and_gives_the_rest_back(
-    gate: Gate, working: Any, jobs: Rows
+    gate: Gate, working: Any, jobs: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It is not the waiting behind a slow job that gives them back.
+    monkeypatch.setattr("jobreaper.work.LONGEST_WAIT_SEC", 600)
     enqueue_many([{}] * 30, type="idle")
     [running] = enqueue_many([{}], type="gate").ids
     waiting = enqueue_many([{}] * 5, type="idle").ids
@@ -457,6 +459,18 @@ def test_of_a_group_each_job_ends_by_its_own_lease(jobs: Rows) -> None:
     ]
     # A second try of the same group writes nothing.
     assert finish_group(runs).ended == []
+
+
+def test_a_lease_that_this_worker_has_taken_anew_is_not_ended_by_the_old_one(jobs: Rows) -> None:
+    job = enqueue("idle")
+    old = take(1)
+    jobs.set(job.pk, lease_expires_at=ago(1))
+    reap([Job])
+    jobs.set(job.pk, next_earliest_run_at=ago(1))
+    new = take(1)
+    assert finish_group(old).lost == old
+    assert jobs.row(job.pk)["status"] == "processing"
+    assert finish_group(new).ended == new
 
 
 def test_a_job_locked_by_somebody_keeps_the_others_of_its_group_waiting_no_moment(
