@@ -21,6 +21,17 @@ def plain_with_a_query(number: int) -> None:
         cursor.execute("SELECT 1")
 
 
+@shared_task(ignore_result=True)
+def plain_with_two_writes(number: int) -> None:
+    """What any task pays that notes when it begins and when it ends: two commits."""
+    with connection.cursor() as cursor:
+        for word in ("begun", "ended"):
+            cursor.execute(
+                "INSERT INTO job_events (job_id, data) VALUES (%s, jsonb_build_object('type', %s))",
+                [number, word],
+            )
+
+
 @shared_task(base=LeasedTask, model="media.Job", stage="noop")
 def leased(job: Job, lease: Lease) -> None:
     time.sleep(job.payload.get("sec", 0))

@@ -92,6 +92,7 @@ def test_overhead(sql: Sql, database_url: str, tmp_path: Path, report: Report) -
         for what, task, arguments in (
             ("plain", tasks.plain, list(range(TASKS))),
             ("plain, one query", tasks.plain_with_a_query, list(range(TASKS))),
+            ("plain, two writes", tasks.plain_with_two_writes, list(range(TASKS))),
             ("leased", tasks.leased, jobs),
         ):
             log = tmp_path / f"{what} {number}.log"
