@@ -13,7 +13,6 @@ from jobreaper.states import EventType, Status
 from project.embedded import Redis
 from tests.leased_tasks.brokers import Queue, celery_app, job_ids, leased
 from tests.leased_tasks.workers import (
-    AGAIN_SEC,
     Worker,
     await_status,
     beats,
@@ -81,9 +80,8 @@ def test_a_worker_that_loses_its_redis_goes_on_with_its_jobs_and_resumes(
     following = worker.send(media, "wait")
     running(media, following)
     assert running(media, key) == pid
-    # The children are watched as before.
+    # Seen at once, or when Celery looks: after a reconnect its loop may not hear a child before.
     os.kill(pid, signal.SIGKILL)
-    until(lambda: media.row(key)["reap_count"] == 1, timeout_sec=AGAIN_SEC)
     running(media, key, attempt=2)
     for each in (key, following):
         worker.let_go(each)
