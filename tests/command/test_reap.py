@@ -174,6 +174,8 @@ def test_a_table_that_could_not_be_reaped_is_not_said_to_be_clean(sql: Any, caps
     try:
         with pytest.raises(CommandError):
             call_command("reap")
+        with pytest.raises(CommandError):
+            call_command("reap", tables=["asr_jobs"])
     finally:
         sql("ALTER TABLE asr_jobs_away RENAME TO asr_jobs")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "nothing to reap" in line]

@@ -129,7 +129,7 @@ class Command(CheckedCommand):
                     f"{len(table.failed):,} {would}failed"
                 )
         clean = [name for name, table in result.tables.items() if not table.errors]
-        if not (result.requeued or result.failed or result.errors):
+        if not (result.requeued or result.failed or result.errors) and (clean or not result.tables):
             self.stdout.write(f"nothing to reap in {', '.join(clean) or 'no tables'}")
         self.stdout.write(f"took {result.duration_ms:.0f} ms")
 
