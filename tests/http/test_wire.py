@@ -41,7 +41,7 @@ def send(transactional_db: None) -> Iterator[Send]:
 
     def send(*headers: bytes, body: bytes = b"") -> int:
         lines = [b"POST /api/jobs/tick HTTP/1.1", b"Host: localhost", b"Connection: close"]
-        with socket.create_connection(server.server_address[:2], timeout=30) as client:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
             client.sendall(b"\r\n".join([*lines, *headers, b"", b""]) + body)
             client.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: client.recv(65_536), b""))

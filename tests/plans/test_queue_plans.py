@@ -190,7 +190,7 @@ def test_many_enqueues_read_no_more_than_they_replace(
 
 
 def test_the_admin_finds_a_live_key_in_the_index(tables: None, explain: Explain) -> None:
-    form = modelform_factory(Job, JobForm, fields=["dedupe_key"])()
+    form: Any = modelform_factory(Job, JobForm, fields=["dedupe_key"])()
     form.cleaned_data = {"dedupe_key": "mail::global::777"}
     with CaptureQueriesContext(connection) as asked, pytest.raises(ValidationError):
         form.clean_dedupe_key()

@@ -105,4 +105,4 @@ def test_the_key_of_a_job_whose_worker_was_killed_is_free_when_the_job_has_faile
 
 
 def _ended(jobs: Rows, pk: Any) -> bool:
-    return jobs.row(pk)["status"] != "processing"
+    return bool(jobs.row(pk)["status"] != "processing")
