@@ -8,10 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
+from django.db import connection
 
 from jobreaper import enqueue_many
+from jobreaper.lease_groups import claim_group, finish_group
+from jobreaper.models import Job
+from jobreaper.runs import call
+from jobreaper.tables import table_of
+from jobreaper.work import DEFAULT_BATCH
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
@@ -63,6 +70,30 @@ def test_bare_sql(sql: Sql, dsn: str) -> None:
         while ids := [pk for (pk,) in client.execute(CLAIM, [BATCH])]:
             client.execute(FINISH, [ids])
     report(f"bare SQL, batches of {BATCH:,}", time.perf_counter() - started)
+
+
+def test_processor_time_of_a_job(sql: Sql) -> None:
+    """Of one process and of its server's session on this machine, from the claim to the finish: a
+    machine that is busy with other things changes it less than it does the pace.
+    """
+    enqueue_all(sql)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [[pid]] = cursor.fetchall()
+    python, server = psutil.Process(), psutil.Process(pid)
+    before = [spent_sec(python), spent_sec(server)]
+    while runs := claim_group(table_of(Job), DEFAULT_BATCH, types=["noop"]):
+        for run in runs:
+            run.error = call(lambda job, lease: None, run.lease)
+        assert finish_group(runs).ended == runs
+    spent = [spent_sec(python) - before[0], spent_sec(server) - before[1]]
+    for whose, seconds in zip(("worker", "server"), spent, strict=True):
+        print(f"\nprocessor time of the {whose:<19}{seconds / JOBS * 1e6:>10.0f} µs a job", end="")
+
+
+def spent_sec(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
