@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
@@ -21,10 +20,6 @@ from jobreaper.models import Job
 from jobreaper.tables import table_of
 
 logger = logging.getLogger(__name__)
-
-MOST_UNHANDLED: Final = 1000
-# Some ten milliseconds of reading an index.
-MOST_LOOKED_AT: Final = 100_000
 
 
 @dataclass
@@ -80,8 +75,8 @@ def unhandled_types(types: Iterable[str]) -> dict[str, int]:
     params = {
         "types": list(types),
         "stages": list(stages),
-        "look_at": MOST_LOOKED_AT,
-        "most": MOST_UNHANDLED,
+        "look_at": dispatcher.MOST_LOOKED_AT,
+        "most": dispatcher.MOST_UNHANDLED,
     }
     return dict(fetch(table.connection(), table.statement("unhandled_types"), params))
 

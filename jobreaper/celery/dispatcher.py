@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_BATCH_SIZE: Final = 500
 # Enough to say that a stage has no task; counting further says nothing more.
 MOST_UNHANDLED: Final = 1000
+# Some ten milliseconds of reading an index.
+MOST_LOOKED_AT: Final = 100_000
 # Whoever enqueues waits no longer for a broker that is away. A host that drops packets takes
 # broker_connection_timeout, four seconds by default.
 CONNECT_SEC: Final = 2
@@ -287,7 +289,11 @@ def _report_unhandled(
     if table.model is Job:
         # `manage.py work` runs these; a stage is the type where it has no name of its own.
         stages_handled += job_handlers()
-    handled = {"stages": stages_handled, "most": MOST_UNHANDLED}
+    handled = {
+        "stages": stages_handled,
+        "look_at": MOST_LOOKED_AT,
+        "most": MOST_UNHANDLED,
+    }
     statement = table.statement("unhandled")
     rows = [] if None in tasks else fetch(table.connection(), statement, handled)
     if rows:

@@ -207,6 +207,14 @@ def test_the_types_nobody_handles_are_found_without_reading_finished_jobs(
     reads(plan, 20_000, {DUE})
 
 
+def test_the_stages_no_task_handles_are_found_without_reading_finished_jobs(
+    tables: None, explain: Explain
+) -> None:
+    params = {"stages": ["mail", "fax"], "look_at": 20_000, "most": 1000}
+    plan = explain(table_of(Job).statement("unhandled"), params, TABLE)
+    reads(plan, 20_000, {DUE})
+
+
 def test_rows_are_what_these_tests_say(tables: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
