@@ -207,7 +207,8 @@ def _interrupting(lease: Lease) -> Iterator[None]:
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
     in_block = True
-    lock = threading.Lock()
+    # Entered once more where the exception comes just when it has been taken.
+    lock = threading.RLock()
 
     def interrupt(_: LeaseLost) -> None:
         with lock:
@@ -218,8 +219,15 @@ def _interrupting(lease: Lease) -> Iterator[None]:
     try:
         yield
     finally:
-        with lock:
-            in_block = False
-            # An exception that is set and not yet raised would surface in Celery's own code.
-            raise_in_thread(thread, None)
-        lease.on_lost = None
+        while lease.on_lost is not None:
+            # What was set for this thread and is not raised yet comes here and nowhere else. It
+            # cannot be taken back: CPython 3.11 goes on looking for it, which is slow and, in a
+            # function that is traced, has no end.
+            try:
+                with lock:
+                    in_block = False
+                for _ in range(10):
+                    pass
+                lease.on_lost = None
+            except LeaseLost:
+                continue

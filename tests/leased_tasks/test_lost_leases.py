@@ -1,5 +1,8 @@
 """A task whose lease is lost: told when it asks, or in the middle of its work."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -148,3 +151,30 @@ def test_an_interrupt_that_comes_with_the_functions_return_goes_no_further(
     for _ in range(1000):
         threading.Event().wait(0)
     assert jobs.row(pk)["status"] == Status.CANCELLED
+
+
+# A process of its own: what goes wrong here goes on for ever.
+TRACED = """
+import sys, types
+import django
+django.setup()
+from jobreaper.celery.task import _interrupting
+lease = types.SimpleNamespace(on_lost=None)
+sys.settrace(lambda *event: None)
+for _ in range(3):
+    with _interrupting(lease):
+        pass
+print("done")
+"""
+
+
+def test_python_runs_on_as_before_when_the_function_has_returned() -> None:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED],
+        env={**environment, "JOBREAPER_NO_SERVERS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "done\n", done.stderr
