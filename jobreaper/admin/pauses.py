@@ -49,7 +49,7 @@ class PauseAdmin(ModelAdmin):
     list_display = ("name", "table", "reason", "by", "since")
     list_display_links: Any = None
     ordering = ("table", "name")
-    actions: Any = ("resume_selected",)
+    actions: Any = ("delete_selected",)
     formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
 
     @admin.display(description=_("since"))
@@ -60,12 +60,6 @@ class PauseAdmin(ModelAdmin):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return ``False``: a pause is there or not."""
         return False
-
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the actions without Django's own to delete, which says another word for it."""
-        actions = super().get_actions(request)
-        actions.pop("delete_selected", None)
-        return actions
 
     def save_model(self, request: HttpRequest, obj: Pause, form: Any, change: bool) -> None:
         """Pause as ``jobreaper.pause()`` does, and take over the row it wrote."""
@@ -81,8 +75,8 @@ class PauseAdmin(ModelAdmin):
         self._resume(request, obj)
 
     @admin.action(permissions=["delete"], description=_("Resume selected"))
-    def resume_selected(self, request: HttpRequest, queryset: models.QuerySet[Pause]) -> None:
-        """Resume each of them."""
+    def delete_selected(self, request: HttpRequest, queryset: models.QuerySet[Pause]) -> None:
+        """Resume each of them, in place of Django's own action, which says another word for it."""
         chosen = list(queryset)
         self.log_deletions(request, queryset)
         for pause in chosen:

@@ -27,7 +27,7 @@ CLIP = {"table": "jobs", "name": "clip", "reason": "disk full"}
 def resume(client: Client, *chosen: Pause) -> Any:
     return client.post(
         PAUSES,
-        {"action": "resume_selected", "_selected_action": [str(each.pk) for each in chosen]},
+        {"action": "delete_selected", "_selected_action": [str(each.pk) for each in chosen]},
         follow=True,
     )
 
@@ -139,7 +139,7 @@ def test_a_pause_is_not_edited(superuser: Client) -> None:
     row = Pause.objects.get()
     assert superuser.post(page_of(row), {**CLIP, "name": "asr"}).status_code == 403
     assert 'name="_save"' not in html(superuser, page_of(row))
-    assert "delete_selected" not in html(superuser, PAUSES)
+    assert "Delete selected" not in html(superuser, PAUSES)
 
 
 # Jobs that wait
