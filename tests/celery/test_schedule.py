@@ -21,7 +21,8 @@ def app() -> Iterator[Celery]:
     app = Celery("a-users-own", broker=django_settings.CELERY_BROKER_URL, set_as_current=False)
     app.conf.task_default_queue = f"schedule-{uuid.uuid4().hex}"
     yield app
-    app.control.purge()
+    with app.connection_for_write() as connection:
+        connection.SimpleQueue(app.conf.task_default_queue).queue.delete()
     app.close()
 
 
