@@ -269,8 +269,7 @@ class Lease:
         try:
             event = retrying(connection, lambda tried: self._send(connection, verb, params, tried))
             self._close(connection, event)
-        except LeaseLost as error:
-            self._lost = self._lost or error
+        except LeaseLost:
             heartbeat.heart.remove(self)
             raise
         finally:
@@ -295,14 +294,20 @@ class Lease:
         if written:
             event: dict[str, Any] = json.loads(written[0][0])
             return event
-        self._reject(connection, verb, tried_before)
+        self.rejected(connection, verb, tried_before)
         return {}
 
-    def _reject(
-        self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool = False
-    ) -> None:
-        """Put a rejected write on record and raise ``LeaseLost``, or return where the row shows
-        that an earlier try of the same verb was committed.
+    def ended(self) -> None:
+        """Take in that a statement for many leases has ended this one."""
+        self._closed = True
+
+    def rejected(self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool) -> None:
+        """Take in that a statement left the lease out, since it is not ours any more, and put the
+        rejected write on record; return where the row shows that an earlier try of the same verb
+        was committed.
+
+        Raises:
+            LeaseLost: it is lost.
         """
         [(status, epoch, rejected)] = fetch(
             connection,
@@ -321,24 +326,9 @@ class Lease:
             signals.stale_write_rejected.send_robust(
                 self.table.model, lease=self, verb=verb, status=status, epoch=epoch
             )
-            raise self._lost_error(f"{verb} was rejected", status, epoch)
-
-    def ended(self) -> None:
-        """Take in that a statement for many leases has ended this one."""
-        self._closed = True
-
-    def rejected(self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool) -> None:
-        """Take in that a statement for many leases left this one out, since it is not ours any
-        more; return where an earlier try of that statement had ended it.
-
-        Raises:
-            LeaseLost: it is lost.
-        """
-        try:
-            self._reject(connection, verb, tried_before)
-        except LeaseLost as error:
+            error = self._lost_error(f"{verb} was rejected", status, epoch)
             self._lost = self._lost or error
-            raise
+            raise error
 
     def _close(self, connection: BaseDatabaseWrapper, event: dict[str, Any]) -> None:
         def close() -> None:
