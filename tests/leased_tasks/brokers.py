@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery
+from celery._state import get_current_app
 from django.conf import settings
 from kombu.exceptions import ChannelError
 
@@ -36,11 +37,10 @@ def broker_url(name: str) -> str:
 
 @contextmanager
 def celery_app(url: str, queue: Any = None, **options: Any) -> Iterator[Celery]:
-    """A Celery app in place of the project's until the block ends, with a queue of its own unless
-    one is named. Tasks that a test declares with it are gone with it.
+    """A Celery app in place of the one before it until the block ends, with a queue of its own
+    unless one is named. Tasks that a test declares with it are gone with it.
     """
-    projects: Any = current_app
-    projects = projects._get_current_object()
+    before = get_current_app()
     app = Celery("leased-tasks", broker=url, set_as_current=False)
     app.conf.update(
         # CELERY_BROKER_URL in the environment takes the place of `broker`, and not of these.
@@ -55,8 +55,9 @@ def celery_app(url: str, queue: Any = None, **options: Any) -> Iterator[Celery]:
     try:
         yield app
     finally:
-        projects.set_current()
-        projects.set_default()
+        assert get_current_app() is app, "apps must end in the opposite order of their beginning"
+        before.set_current()
+        before.set_default()
         app.close()
 
 

@@ -3,7 +3,7 @@
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,14 @@ def celery_workers(database_url: str, broker: str) -> Iterator[Callable[..., Wor
     """Return a function that starts workers, which are at work when ``ready()`` says so. All are
     gone when the block ends.
     """
-    with tempfile.TemporaryDirectory(prefix="leased-") as directory:
+    with tempfile.TemporaryDirectory(prefix="leased-") as directory, ExitStack() as until_the_end:
         workers: list[Worker] = []
-        apps = []
 
         def start(*arguments: str, **environment: str) -> Worker:
             queue = f"leased-{uuid.uuid4().hex}"
-            context = celery_app(broker, queue=queue)
-            apps.append(context)
+            # Each takes the place of the app before it, which comes back when this one ends.
+            app = until_the_end.enter_context(celery_app(broker, queue=queue))
+            until_the_end.callback(Queue(app).delete)
             home = Path(directory) / str(len(workers))
             home.mkdir()
             child = Child(
@@ -136,19 +136,11 @@ def celery_workers(database_url: str, broker: str) -> Iterator[Callable[..., Wor
                 },
                 home / "worker.log",
             )
-            worker = Worker(context.__enter__(), child, home)
-            workers.append(worker)
-            return worker
+            until_the_end.callback(child.end)
+            workers.append(Worker(app, child, home))
+            return workers[-1]
 
-        try:
-            yield start
-        finally:
-            for worker in workers:
-                worker.child.end()
-            for worker, context in zip(workers, apps, strict=True):
-                with suppress(Exception):
-                    Queue(worker.app).delete()
-                context.__exit__(None, None, None)
+        yield start
 
 
 def ready(*workers: Worker) -> None:
