@@ -30,7 +30,13 @@ logger = logging.getLogger(__name__)
 RETRIES: Final = 3
 RETRY_SEC: Final = 1.0
 
+# PostgreSQL carries out a claim that a child has sent, even where the child dies meanwhile.
+LOOK_AGAIN_SEC: Final = 1.0
+
 _watched: Final[dict[int, int]] = {}
+
+# Why a child is killed, where its signal does not say so.
+_why: Final[dict[int, str]] = {}
 
 # Called to put a new child in a dead one's place.
 _replace_the_dead: Callable[[], object] | None = None
@@ -62,6 +68,23 @@ def watch(pid: int) -> None:
             loop.add_reader(pidfd, _ended, loop, child)
 
 
+def condemn(pid: int, why: str) -> None:
+    """Give back what the child ``pid`` holds, which is about to be killed. What it claims until it
+    is dead is given back for the same reason.
+    """
+    if pid in _watched:
+        _why[pid] = why
+    give_back(pid, why)
+
+
+def bury(pid: int, how: str) -> None:
+    """Give back what the killed child ``pid`` held, and what it was about to claim."""
+    give_back(pid, how)
+    loop = get_event_loop()
+    if loop is not None:
+        loop.call_later(LOOK_AGAIN_SEC, give_back, pid, how)
+
+
 def give_back(pid: int, how: str, retries: int = RETRIES) -> None:
     """Take the leases of the dead child ``pid`` back and send the jobs that are due to Celery.
 
@@ -89,15 +112,20 @@ def give_back(pid: int, how: str, retries: int = RETRIES) -> None:
 
 def _ended(loop: Any, pid: int) -> None:
     pidfd = _watched.pop(pid)
+    why = _why.pop(pid, None)
     loop.remove_reader(pidfd)
     try:
         status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:  # Celery was faster, and has said so
+    except ChildProcessError:  # Celery was faster, and has said so of all but those it killed
+        if why is not None:
+            bury(pid, why)
         return
     finally:
         os.close(pidfd)
     if status is not None:
-        exited = status.si_code == os.CLD_EXITED
-        give_back(pid, human_status(status.si_status if exited else -status.si_status))
+        if status.si_code == os.CLD_EXITED:
+            give_back(pid, human_status(status.si_status))
+        else:
+            bury(pid, why or human_status(-status.si_status))
         if _replace_the_dead is not None:
             _replace_the_dead()

@@ -35,7 +35,7 @@ class LeasedRequest(Request):
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """On the hard limit, take the lease back before the child is killed for it."""
         if not soft:
-            children.give_back(self.worker_pid, f"hard time limit of {timeout:g} s exceeded")
+            children.condemn(self.worker_pid, f"hard time limit of {timeout:g} s exceeded")
         super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ class LeasedRequest(Request):
         if isinstance(error, WorkerLostError) and self.worker_pid:
             # Without billiard's preface and its own number of the task.
             how = str(error).removeprefix("Worker exited prematurely: ").partition(" Job: ")[0]
-            children.give_back(self.worker_pid, how)
+            children.bury(self.worker_pid, how)
         return super().on_failure(exc_info, *args, **kwargs)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:

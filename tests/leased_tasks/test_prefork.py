@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.leased_tasks.workers import (
     ready,
     running,
 )
-from tests.rows import Rows
+from tests.rows import Rows, Sql
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
@@ -182,6 +182,54 @@ def test_a_hard_time_limit_is_a_lost_worker_with_that_reason(worker: Worker, med
     assert event["type"] == EventType.JOB_WORKER_LOST
     assert event["details"]["how"] == "hard time limit of 1 s exceeded"
     until(lambda: not exists(pid))
+    end(worker, media, key)
+
+
+@pytest.fixture
+def slow_claims(sql: Sql) -> Iterator[Callable[[float], None]]:
+    """Return a function that makes the first claim of each job take so many seconds."""
+
+    def dawdle(sec: float) -> None:
+        sql(
+            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN PERFORM pg_sleep({sec}); RETURN NEW; END $$"
+        )
+        sql(
+            "CREATE TRIGGER dawdle BEFORE UPDATE ON jobs FOR EACH ROW"
+            " WHEN (NEW.status = 'processing' AND NEW.lease_epoch = 1) EXECUTE FUNCTION dawdle()"
+        )
+
+    yield dawdle
+    sql("DROP FUNCTION IF EXISTS dawdle CASCADE")
+
+
+def is_being_claimed(sql: Sql) -> bool:
+    """Return whether a claim is under way."""
+    return bool(sql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+
+
+def test_a_claim_that_outlives_its_child_is_given_back_too(
+    worker: Worker, media: Rows, sql: Sql, slow_claims: Callable[[float], None]
+) -> None:
+    slow_claims(0.5)
+    key = worker.send(media, "wait")
+    until(lambda: is_being_claimed(sql))
+    for pid in worker.children():
+        os.kill(pid, signal.SIGKILL)
+    await_again(media, key)
+    [event] = media.events(key)
+    assert event["details"]["how"] == "signal 9 (SIGKILL)"
+    end(worker, media, key)
+
+
+def test_a_claim_that_comes_after_the_hard_time_limit_is_given_back_for_that_reason(
+    worker: Worker, media: Rows, slow_claims: Callable[[float], None]
+) -> None:
+    slow_claims(1.3)
+    key = worker.send(media, "wait", time_limit=1)
+    await_again(media, key)
+    [event] = media.events(key)
+    assert event["details"]["how"] == "hard time limit of 1 s exceeded"
     end(worker, media, key)
 
 
