@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
 from jobreaper.exceptions import UnsupportedDatabase
@@ -115,9 +116,11 @@ def fetch_within(
 
 
 def is_lost(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the connection behind ``connection`` is gone or was never made."""
+    """Return whether the connection behind ``connection`` is gone, was never made, or cannot be
+    used any more since an exception, such as a soft time limit, broke a statement off.
+    """
     raw = connection.connection
-    return raw is None or bool(raw.closed)
+    return raw is None or raw.closed or raw.info.transaction_status == TransactionStatus.ACTIVE
 
 
 def is_transient(connection: BaseDatabaseWrapper, error: Exception) -> bool:

@@ -4,7 +4,9 @@ The task is called as the worker calls it. What a message, a worker or a signal 
 tested with those.
 """
 
+import signal
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +23,8 @@ from jobreaper.models import Job
 from jobreaper.states import EventType, Status
 from tests.leased_tasks.brokers import declare, raising
 from tests.leased_tasks.conftest import Run
-from tests.rows import Rows
+from tests.rows import Rows, Sql
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -152,6 +155,33 @@ def test_an_exception_is_retried_with_the_stages_backoff_and_raised_to_celery(
     assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
 
 
+def test_a_soft_time_limit_in_the_middle_of_a_query_is_retried_like_any(
+    run: Run, jobs: Rows, sql: Sql
+) -> None:
+    """Celery raises it from a signal's handler, and psycopg leaves the query to itself."""
+    query = "SELECT pg_sleep(60)"
+    working = "FROM pg_stat_activity WHERE query = %s AND state = 'active'"
+
+    def strike(thread: int) -> None:
+        until(lambda: sql(f"SELECT 1 {working}", query))
+        signal.pthread_kill(thread, signal.SIGUSR1)
+
+    def work(job: Any, lease: Any) -> None:
+        threading.Thread(target=strike, args=(threading.get_ident(),)).start()
+        with connection.cursor() as cursor:
+            cursor.execute(query)
+
+    before = signal.signal(signal.SIGUSR1, raising(SoftTimeLimitExceeded("too slow")))
+    try:
+        pk = run(work, raises=SoftTimeLimitExceeded)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        sql(f"SELECT pg_terminate_backend(pid) {working}", query)
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_code"]) == (Status.QUEUED, "SoftTimeLimitExceeded")
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
 def test_an_exception_of_the_last_attempt_fails_the_job(run: Run, jobs: Rows) -> None:
     pk = run(raising(ValueError("no such page")), raises=ValueError, max_attempts=1)
     row = jobs.row(pk)
@@ -170,7 +200,7 @@ def test_an_exception_inside_a_broken_transaction_is_still_on_record(run: Run, j
 
 
 def test_where_the_failure_cannot_be_written_the_exception_is_seen_all_the_same(
-    run: Run, jobs: Rows, sql: Any
+    run: Run, jobs: Rows, sql: Sql
 ) -> None:
     """The lease runs out, and the reaper does the rest."""
 

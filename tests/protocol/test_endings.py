@@ -413,6 +413,17 @@ def test_an_ending_survives_a_session_that_was_ended(jobs: Rows, sql: Sql, verb:
 
 
 @pytest.mark.parametrize("verb", ENDINGS)
+def test_an_ending_survives_a_statement_that_an_exception_broke_off(jobs: Rows, verb: str) -> None:
+    """celery#9824: a soft time limit in the middle of a query leaves its connection unusable."""
+    lease = claimed(jobs)
+    # What psycopg leaves behind: a statement that was sent and whose answer nobody waits for.
+    connection.connection.pgconn.send_query(b"SELECT 1")
+    ENDINGS[verb](lease)
+    assert jobs.row(lease.pk)["status"] != "processing"
+    assert len(jobs.events(lease.pk)) == 1
+
+
+@pytest.mark.parametrize("verb", ENDINGS)
 def test_an_ending_whose_answer_was_lost_is_no_stale_write(
     jobs: Rows, sql: Sql, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
