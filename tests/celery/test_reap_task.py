@@ -59,7 +59,8 @@ def celery(database_url: str, tmp_path: Path) -> Iterator[Celery]:
 
 def start_worker(celery: Celery, queue: str) -> Child:
     quiet = ("--without-mingle", "--without-gossip", "--without-heartbeat")
-    return celery("worker", "--pool", "solo", "--queues", queue, *quiet, ready="ready.")
+    own = ("--queues", queue, "--hostname", f"{queue}@%h")
+    return celery("worker", "--pool", "solo", *own, *quiet, ready="ready.")
 
 
 def test_a_worker_runs_the_passes_that_are_sent_and_not_those_that_piled_up(

@@ -1,5 +1,6 @@
 """Everything that runs while the chaos is on, and what can befall it."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,12 @@ FLEET = "fleet"
 
 PROCESSES = {
     **{
-        name: celery("worker", "--concurrency", str(CHILDREN), "--hostname", f"{name[-1]}@%h")
-        + QUIET
+        name: (
+            *celery("worker", "--concurrency", str(CHILDREN)),
+            # A broker may serve other workers of this machine, and lets no two have one name.
+            *("--hostname", f"chaos-{os.getpid()}-{name[-1]}@%h"),
+            *QUIET,
+        )
         for name in WORKERS
     },
     **{name: celery("beat", "--pidfile", "") for name in BEATS},

@@ -70,7 +70,7 @@ def test_a_pass_in_a_celery_worker_is_seen_in_the_web_process(
     worker = start(
         database_url,
         *("-m", "celery", "-A", "project", "worker", "--queues", queue),
-        *("--concurrency", "1", "--loglevel", "INFO"),
+        *("--hostname", f"{queue}@%h", "--concurrency", "1", "--loglevel", "INFO"),
     )
     until(lambda: "ready." in worker.log, timeout_sec=60)
     plant_seven_and_five(jobs, asr_jobs)

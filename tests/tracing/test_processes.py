@@ -22,9 +22,17 @@ Start = Callable[..., Child]
 
 
 @pytest.fixture
-def start(database_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Start a traced process on a queue of its own."""
-    queue = f"traced-{uuid.uuid4().hex}"
+def queue() -> Iterator[str]:
+    """A queue that no other process listens to."""
+    name = f"traced-{uuid.uuid4().hex}"
+    yield name
+    with app.connection_for_write() as connection:
+        connection.SimpleQueue(name).queue.delete()
+
+
+@pytest.fixture
+def start(database_url: str, tmp_path: Path, queue: str) -> Iterator[Start]:
+    """Start a traced process."""
     children: list[Child] = []
 
     def run(*arguments: str) -> Child:
@@ -41,14 +49,15 @@ def start(database_url: str, tmp_path: Path) -> Iterator[Start]:
     yield run
     for child in children:
         child.end()
-    with app.connection_for_write() as connection:
-        connection.SimpleQueue(queue).queue.delete()
 
 
 def test_a_trace_goes_from_the_request_through_the_attempt_that_dies_to_the_one_that_finishes(
-    start: Start, sql: Callable[..., Any], tmp_path: Path
+    start: Start, queue: str, sql: Callable[..., Any], tmp_path: Path
 ) -> None:
-    worker = start("celery", "-A", MODULE, "worker", "--concurrency", "1", "--loglevel", "INFO")
+    worker = start(
+        *("celery", "-A", MODULE, "worker", "--hostname", f"{queue}@%h"),
+        *("--concurrency", "1", "--loglevel", "INFO"),
+    )
     until(lambda: "ready." in worker.log, timeout_sec=60)
     jobs = Rows(sql, "jobs")
     pk = int(start(MODULE).answer())
