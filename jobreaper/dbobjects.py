@@ -7,6 +7,8 @@ the package have drifted apart.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -60,6 +62,16 @@ class Installed:
             *([f"REVOKE ALL ON FUNCTION {self.signature} FROM PUBLIC"] * (self.kind == "FUNCTION")),
             f"COMMENT ON {self.kind} {self.signature} IS '{self.comment}'",
         ]
+
+    def was_edited(self, body: str | None, settings: Sequence[str] | None) -> bool:
+        """Return whether a function that bears this mark runs something else: ``CREATE OR REPLACE``
+        and ``ALTER`` leave its comment as it was. What a view shows cannot be compared.
+        """
+        if self.kind == "VIEW":
+            return False
+        head, own_body, _ = self.source.split("$body$")
+        own = [f"{name}={value}" for name, value in re.findall(r"^SET (\w+) = (.+)$", head, re.M)]
+        return body != own_body or _unquoted(settings or ()) != _unquoted(own)
 
     def create(self, connection: BaseDatabaseWrapper) -> None:
         """Make it, or make it anew; what was granted stays.
@@ -128,3 +140,7 @@ class Installed:
                 f"{self.name} has another shape in this version, and other objects depend on it: "
                 f"drop those, install again, and make them anew. {error}"
             ) from error
+
+
+def _unquoted(settings: Sequence[str]) -> list[str]:
+    return [re.sub("[\"']", "", setting) for setting in settings]

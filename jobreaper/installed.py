@@ -112,19 +112,21 @@ def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list
     groups = [[policies(connection)], *(of_table(table, connection) for table in tables)]
     found = _found(connection)
     names = {name for name, *_ in found}
-    expected = {made.name: made.comment for group in groups for made in group}
+    expected = {made.name: made for group in groups for made in group}
     drifts = [
         Drift(made.name, "is missing")
         for group in groups
         for made in group
         if made.name not in names and names & {other.name for other in group}
     ]
-    for name, dropping, comment in found:
+    for name, dropping, comment, *as_it_is in found:
         if name not in expected:
             remedy = f"Unless another project uses it: DROP {dropping};"
             drifts.append(Drift(name, "belongs to no job table", remedy))
-        elif comment != expected[name]:
+        elif comment != expected[name].comment:
             drifts.append(Drift(name, "differs from this version or its settings"))
+        elif expected[name].was_edited(*as_it_is):
+            drifts.append(Drift(name, "was changed by hand"))
     return sorted(drifts, key=lambda drift: drift.name)
 
 
@@ -137,7 +139,8 @@ def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
         return
     made = policies(connection)
     if any(
-        name == made.name and comment != made.comment for name, _, comment in _found(connection)
+        name == made.name and comment != made.comment
+        for name, _, comment, *_ in _found(connection)
     ):
         made.create(connection)
 

@@ -65,6 +65,29 @@ def test_a_function_made_by_another_version_is_told(sql: Sql) -> None:
     assert drifted() == []
 
 
+EDITS = {
+    "its body": "CREATE OR REPLACE FUNCTION jobs_finish(job_id bigint, worker text, epoch bigint"
+    " DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql SET search_path = \"public\", \"pg_temp\""
+    " AS 'BEGIN RETURN true; END'",
+    "its search_path": "ALTER FUNCTION jobs_finish SET search_path = public, elsewhere",
+    "a setting of its own": "ALTER FUNCTION jobs_finish SET enable_seqscan = off",
+    "nothing fixed": "ALTER FUNCTION jobs_finish RESET ALL",
+    "whose rights it has": "ALTER FUNCTION jobs_finish SECURITY DEFINER",
+}
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_function_that_was_changed_by_hand_is_told(sql: Sql, edit: str) -> None:
+    sql(EDITS[edit])
+    [message] = checks.check_installed_sql(None, databases=["default"])
+    assert message.msg == (
+        '"public"."jobs_finish" in the database \'default\' was changed by hand.'
+    )
+    call_command("reaper_sql", "--install", "--table", "jobs", stdout=StringIO())
+    assert drifted() == []
+
+
 @pytest.mark.usefixtures("as_before")
 def test_what_is_printed_is_what_is_installed(sql: Sql) -> None:
     out = StringIO()
