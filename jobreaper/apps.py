@@ -37,6 +37,7 @@ class JobreaperConfig(AppConfig):
             dispatcher.send_enqueued, dispatch_uid="jobreaper.send_enqueued"
         )
         post_migrate.connect(installed.render_policies_anew, dispatch_uid="jobreaper.policies")
+        post_migrate.connect(installed.create_what_waited, dispatch_uid="jobreaper.functions")
         if _is_installed("django_celery_beat"):
             from jobreaper.celery import periodic
 

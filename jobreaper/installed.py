@@ -130,6 +130,31 @@ def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list
     return sorted(drifts, key=lambda drift: drift.name)
 
 
+def create_when_ready(table: JobTable, connection: BaseDatabaseWrapper) -> None:
+    """Make the functions and views of a table, at the end of this ``migrate`` where the table does
+    not have its present name or columns yet.
+    """
+    statement, name = sql.render("statements/table_as_it_is"), Identifier(*table.name_parts)
+    found = fetch(connection, statement, {"table": name.as_string(None)})
+    if any(set(table.columns.values()) <= set(columns) for columns, *_ in found):
+        _waiting.discard((connection.alias, table))
+        for made in of_table(table, connection):
+            made.create(connection)
+    else:
+        _waiting.add((connection.alias, table))
+
+
+# By database, the tables that are to get their functions and views when they are ready.
+_waiting: set[tuple[str, JobTable]] = set()
+
+
+def create_what_waited(sender: AppConfig, using: str, **kwargs: Any) -> None:
+    """Make what a migration came too early for; a receiver of ``post_migrate``."""
+    for alias, table in [*_waiting]:
+        if alias == using:
+            create_when_ready(table, connections[using])
+
+
 def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Bring ``jobreaper_policies()`` up to the present settings, where it is installed; a receiver
     of ``post_migrate``.
@@ -139,8 +164,7 @@ def render_policies_anew(sender: AppConfig, using: str, **kwargs: Any) -> None:
         return
     made = policies(connection)
     if any(
-        name == made.name and comment != made.comment
-        for name, _, comment, *_ in _found(connection)
+        name == made.name and comment != made.comment for name, _, comment, *_ in _found(connection)
     ):
         made.create(connection)
 

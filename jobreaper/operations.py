@@ -14,7 +14,7 @@ from django.db.migrations.state import ProjectState
 from jobreaper import installed
 from jobreaper.base import LeasedJob, lease_indexes
 from jobreaper.livetable import LiveTable
-from jobreaper.tables import table_of
+from jobreaper.tables import JobTable, table_of
 
 # What the operation adds is settled for good: migrations that have run are read anew by every later
 # version of this package. What LeasedJob gains later is for makemigrations to find.
@@ -161,6 +161,9 @@ class InstallSQL(Operation):
     The functions let workers in any language take part, the views show what is stuck. Both are
     rendered from the installed version of this package, so after an upgrade run ``manage.py
     reaper_sql --install``; a check says when that is due.
+
+    They are those of the model as it is today. Where a later migration gives the table its present
+    name or columns, they are made at the end of ``migrate``; where the model is gone, not at all.
     """
 
     reversible = True
@@ -179,7 +182,7 @@ class InstallSQL(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        """Make the policies' function, then the table's functions and views."""
+        """Make the policies' function, then the table's functions and views if it is ready."""
         model = to_state.apps.get_model(app_label, self.model_name)
         if not _applies(model, schema_editor):
             return
@@ -187,8 +190,9 @@ class InstallSQL(Operation):
         with transaction.atomic(using=connection.alias):
             # A later migration of this package may make a table that its functions already name.
             schema_editor.execute("SET LOCAL check_function_bodies = off")
-            for made in [installed.policies(connection), *self._of_table(app_label, schema_editor)]:
-                made.create(connection)
+            installed.policies(connection).create(connection)
+            for table in self._tables(app_label):
+                installed.create_when_ready(table, connection)
 
     def database_backwards(
         self,
@@ -199,8 +203,10 @@ class InstallSQL(Operation):
     ) -> None:
         """Drop the table's functions and views; other tables may need the policies' function."""
         model = from_state.apps.get_model(app_label, self.model_name)
-        if _applies(model, schema_editor):
-            for made in reversed(self._of_table(app_label, schema_editor)):
+        if not _applies(model, schema_editor):
+            return
+        for table in self._tables(app_label):
+            for made in reversed(installed.of_table(table, schema_editor.connection)):
                 made.drop(schema_editor.connection)
 
     def describe(self) -> str:
@@ -212,7 +218,10 @@ class InstallSQL(Operation):
         """The part of a migration's name."""
         return f"{self.model_name.lower()}_sql"
 
-    def _of_table(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> list[Any]:
-        # The registry knows the model of today and not the one of this migration's state.
-        table = table_of(apps.get_model(app_label, self.model_name))
-        return installed.of_table(table, schema_editor.connection)
+    def _tables(self, app_label: str) -> list[JobTable]:
+        # The registry knows the model of today and not the one of this migration's state, which may
+        # have been renamed or deleted since.
+        try:
+            return [table_of(apps.get_model(app_label, self.model_name))]
+        except LookupError:
+            return []

@@ -8,9 +8,11 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.db import connection, models
+from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 
 from jobreaper import checks, conf, installed, reap
+from jobreaper.operations import InstallSQL
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.adoption.conftest import Adopt, Create, adopt, create
@@ -67,7 +69,7 @@ def test_a_function_made_by_another_version_is_told(sql: Sql) -> None:
 
 EDITS = {
     "its body": "CREATE OR REPLACE FUNCTION jobs_finish(job_id bigint, worker text, epoch bigint"
-    " DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql SET search_path = \"public\", \"pg_temp\""
+    ' DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql SET search_path = "public", "pg_temp"'
     " AS 'BEGIN RETURN true; END'",
     "its search_path": "ALTER FUNCTION jobs_finish SET search_path = public, elsewhere",
     "a setting of its own": "ALTER FUNCTION jobs_finish SET enable_seqscan = off",
@@ -121,6 +123,54 @@ def test_the_functions_of_an_unmanaged_model_come_and_go_with_its_migration() ->
     call_command("migrate", "documents", verbosity=0)
     assert '"public"."reclaim_stale_jobs"' in there()
     assert drifted() == []
+
+
+@pytest.fixture
+def operation() -> Iterator[InstallSQL]:
+    """The migration that `project.media` has, undone."""
+    call_command("migrate", "media", "0002", verbosity=0)
+    yield InstallSQL("Job")
+    call_command("migrate", "media", verbosity=0)
+
+
+def applied(operation: InstallSQL, *, backwards: bool = False) -> None:
+    state = MigrationLoader(connection).project_state()
+    move = operation.database_backwards if backwards else operation.database_forwards
+    with connection.schema_editor() as editor:
+        move("media", editor, state, state)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("RENAME locked_by TO worker", "jobs RENAME worker TO locked_by"),
+        ("RENAME TO old_jobs", "old_jobs RENAME TO jobs"),
+    ],
+)
+def test_a_table_that_a_later_migration_changes_gets_its_functions_then(
+    operation: InstallSQL, sql: Sql, before: str, after: str
+) -> None:
+    sql(f"ALTER TABLE jobs {before}")
+    try:
+        applied(operation)
+        assert not [name for name in there() if '"jobs_' in name]
+    finally:
+        sql(f"ALTER TABLE {after}")
+    call_command("migrate", "contenttypes", verbosity=0)
+    assert '"public"."jobs_stale_monitor"' in there()
+    assert drifted() == []
+
+
+def test_a_model_that_is_gone_since_does_not_stop_a_new_database(
+    operation: InstallSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(app_label: str, model_name: str) -> None:
+        raise LookupError(f"App {app_label!r} doesn't have a {model_name!r} model.")
+
+    monkeypatch.setattr("jobreaper.operations.apps.get_model", gone)
+    applied(operation)
+    applied(operation, backwards=True)
+    assert not [name for name in there() if '"jobs_' in name]
 
 
 # Rights
