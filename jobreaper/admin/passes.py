@@ -44,15 +44,15 @@ class ReaperPassAdmin(ReadOnlyAdmin):
         """How long it took."""
         return milliseconds(run.duration_ms)
 
-    @admin.display(description=_("jobs by table"), empty_value="-")
-    def by_table(self, run: ReaperPass) -> SafeString | None:
+    @admin.display(description=_("jobs by table"))
+    def by_table(self, run: ReaperPass) -> str:
         """What was done to each table; tables with nothing to do are left out."""
         lines = [
             (table, ", ".join(f"{done[verb]} {verb}" for verb in _VERBS if done[verb]))
             for table, done in run.counts.items()
             if any(done[verb] for verb in _VERBS)
         ]
-        return format_html_join("", "<div>{}: {}</div>", lines) if lines else None
+        return format_html_join("", "<div>{}: {}</div>", lines) or "-"
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: ReaperPass) -> SafeString:

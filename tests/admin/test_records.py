@@ -172,6 +172,7 @@ def test_a_pass_shows_what_it_did_and_why_not(
     assert "held PostgreSQL started 12 s ago" in shown
     assert "error jobs: <b>lock timeout</b>" in shown
     assert "PostgreSQL started 12 s ago" in text(html(superuser, page_of(passes["held"])))
+    assert "Jobs by table: - Outcome:" in text(html(superuser, page_of(passes["nothing to do"])))
 
 
 def test_a_real_pass_is_shown(superuser: Client) -> None:
