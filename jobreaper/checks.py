@@ -9,10 +9,8 @@ from django.apps.config import AppConfig
 from django.core import checks
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.sql import Identifier
 
-from jobreaper import conf, installed, sql
-from jobreaper.db import fetch
+from jobreaper import conf, installed
 from jobreaper.tables import JobTable, job_tables
 
 DOCS: Final = "See docs/checks.md#"
@@ -25,6 +23,8 @@ CLEARED_TIMES: Final = (
     "dispatched_at",
     "finished_at",
 )
+TIMES: Final = (*CLEARED_TIMES, "last_heartbeat_at", "next_earliest_run_at", "updated_at")
+TIME_TYPE: Final = "timestamp with time zone"
 
 # What it costs an adopted table to have no column for a part: whoever reclaims its jobs, ...
 COSTS_TO_RECLAIM: Final = {
@@ -160,7 +160,9 @@ def check_installed_sql(
 def check_tables_in_the_database(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report W012 (rows that the reaper cannot see) and W013 (columns that are not there yet)."""
+    """Report W012 (rows that the reaper cannot see), W013 (columns that are not there yet) and W014
+    (times without a zone).
+    """
     return [
         message
         for connection, tables in _tables_by_database(databases)
@@ -170,27 +172,38 @@ def check_tables_in_the_database(
 
 
 def _check_table(connection: BaseDatabaseWrapper, table: JobTable) -> Iterator[checks.CheckMessage]:
-    statement, name = sql.render("statements/table_as_it_is"), Identifier(*table.name_parts)
-    # Where there is no table, it is still to be migrated.
-    for columns, hides_rows, role in fetch(connection, statement, {"table": name.as_string(None)}):
-        if hides_rows:
-            yield checks.Warning(
-                f"Job table {table.name!r} has row-level security, so the role {role!r} reaps only "
-                "the rows that it sees.",
-                hint=f"Reap as a role with BYPASSRLS or with a policy of its own. {DOCS}w012",
-                obj=table.model,
-                id="jobreaper.W012",
-            )
-        missing = sorted(set(table.columns.values()) - set(columns))
-        # Django itself tells of managed ones.
-        if missing and not table.model._meta.managed:
-            yield checks.Warning(
-                f"Job table {table.name!r} has no column {', '.join(missing)} in the database "
-                f"{connection.alias!r}.",
-                hint=f"Add what the model of this name promises. {DOCS}w013",
-                obj=table.model,
-                id="jobreaper.W013",
-            )
+    there = installed.table_as_it_is(table, connection)
+    if there is None:  # It is still to be migrated.
+        return
+    if there.hides_rows:
+        yield checks.Warning(
+            f"Job table {table.name!r} has row-level security, so the role {there.role!r} reaps "
+            "only the rows that it sees.",
+            hint=f"Reap as a role with BYPASSRLS or with a policy of its own. {DOCS}w012",
+            obj=table.model,
+            id="jobreaper.W012",
+        )
+    missing = sorted(set(table.columns.values()) - there.columns.keys())
+    # Django itself tells of managed ones.
+    if missing and not table.model._meta.managed:
+        yield checks.Warning(
+            f"Job table {table.name!r} has no column {', '.join(missing)} in the database "
+            f"{connection.alias!r}.",
+            hint=f"Add what the model of this name promises. {DOCS}w013",
+            obj=table.model,
+            id="jobreaper.W013",
+        )
+    times = {table.columns[part] for part in TIMES if part in table.columns}
+    types = {column: there.columns[column] for column in sorted(times & there.columns.keys())}
+    odd = [f"{column} ({kind})" for column, kind in types.items() if kind != TIME_TYPE]
+    if odd:
+        zone = connection.timezone_name
+        yield checks.Warning(
+            f"Job table {table.name!r} has times that are no {TIME_TYPE}: {', '.join(odd)}.",
+            hint=f"One without time zone is taken to be in {zone}; no other type works. {DOCS}w014",
+            obj=table.model,
+            id="jobreaper.W014",
+        )
 
 
 def _tables_by_database(

@@ -6,10 +6,11 @@ They are rendered from the same ``.sql`` files that Python sends.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.apps import AppConfig
 from django.db import connections
@@ -80,7 +81,7 @@ FAULTS_OF_ROWS: Final = ("22", "23", "44", "P0")
 
 def policies(connection: BaseDatabaseWrapper) -> Installed:
     """Return ``jobreaper_policies()``, rendered from the present settings."""
-    identifier = Identifier(_schema(connection), POLICIES)
+    identifier = Identifier(_schemas(connection)[0], POLICIES)
     parts = {
         "function": identifier,
         "policy_columns": sql.compose("fragments/policy_columns", {}),
@@ -91,7 +92,7 @@ def policies(connection: BaseDatabaseWrapper) -> Installed:
 
 def of_table(table: JobTable, connection: BaseDatabaseWrapper) -> list[Installed]:
     """Return the functions and views of one job table, in the order they must be made."""
-    maker = _Maker(table, _schema(connection))
+    maker = _Maker(table, _schemas(connection), connection.timezone_name)
     return [*maker.functions(), *maker.views()]
 
 
@@ -130,13 +131,28 @@ def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list
     return sorted(drifts, key=lambda drift: drift.name)
 
 
+class TableAsItIs(NamedTuple):
+    """A table as a session sees it."""
+
+    columns: Mapping[str, str]
+    """The type of each, by name."""
+    hides_rows: bool
+    role: str
+
+
+def table_as_it_is(table: JobTable, connection: BaseDatabaseWrapper) -> TableAsItIs | None:
+    """Return what there is of a table in the database, ``None`` where there is no such table."""
+    name = Identifier(*table.name_parts).as_string(None)
+    rows = fetch(connection, sql.render("statements/table_as_it_is"), {"table": name})
+    return TableAsItIs(json.loads(rows[0][0]), *rows[0][1:]) if rows else None
+
+
 def create_when_ready(table: JobTable, connection: BaseDatabaseWrapper) -> None:
     """Make the functions and views of a table, at the end of this ``migrate`` where the table does
     not have its present name or columns yet.
     """
-    statement, name = sql.render("statements/table_as_it_is"), Identifier(*table.name_parts)
-    found = fetch(connection, statement, {"table": name.as_string(None)})
-    if any(set(table.columns.values()) <= set(columns) for columns, *_ in found):
+    there = table_as_it_is(table, connection)
+    if there is not None and set(table.columns.values()) <= there.columns.keys():
         _waiting.discard((connection.alias, table))
         for made in of_table(table, connection):
             made.create(connection)
@@ -173,9 +189,10 @@ def _found(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
     return fetch(connection, sql.render("statements/installed"), {"mark": f"{MARK}%"})
 
 
-def _schema(connection: BaseDatabaseWrapper) -> str:
-    [(schema,)] = fetch(connection, "SELECT current_schema()", {})
-    return str(schema)
+def _schemas(connection: BaseDatabaseWrapper) -> list[str]:
+    # A table without a schema may be in any of them, and so may the events.
+    [(schemas,)] = fetch(connection, "SELECT current_schemas(false)::text[]", {})
+    return list(schemas)
 
 
 def _as_template(value: str) -> str:
@@ -185,12 +202,13 @@ def _as_template(value: str) -> str:
 class _Maker:
     """Renders the functions and views of one table, which live in the table's own schema."""
 
-    def __init__(self, table: JobTable, schema: str) -> None:
+    def __init__(self, table: JobTable, schemas: Sequence[str], time_zone: str) -> None:
         self.table = table
+        self.time_zone = time_zone
         *given, self.base = table.name_parts
-        self.schema = given[0] if given else schema
-        self.path = list(dict.fromkeys([self.schema, schema, "pg_temp"]))
-        self.policy_rows = SQL("{}() AS policy").format(Identifier(schema, POLICIES))
+        self.schema = given[0] if given else schemas[0]
+        self.path = list(dict.fromkeys([self.schema, *schemas, "pg_temp"]))
+        self.policy_rows = SQL("{}() AS policy").format(Identifier(schemas[0], POLICIES))
 
     def functions(self) -> Iterator[Installed]:
         if not self.table.can_be_leased:
@@ -221,6 +239,11 @@ class _Maker:
             watched = sql.compose("fragments/watched_leases", parts)
         else:
             parts = rendering.reclaim_parts(self.table)
+            if self.time_zone == "UTC":
+                # A time without a zone is not to be read in that of whoever looks.
+                parts["last_seen_at"] = SQL("to_timestamp(extract(epoch FROM {}))").format(
+                    parts["last_seen_at"]
+                )
             watched = sql.compose("fragments/watched_limits", parts)
         # Twice, and not one view on the other: either can be made anew by itself.
         monitor = sql.compose("fragments/monitor", {"watched": watched})
@@ -290,9 +313,8 @@ class _Maker:
         search_path = SQL(", ").join([Identifier(schema) for schema in self.path])
         label = self._label(name)
         # Inside, a parameter is qualified by the function's bare name.
-        source = sql.plain(
-            f"functions/{file}", {**parts, "function": label, "search_path": search_path}
-        )
+        fixed = {"search_path": search_path, "time_zone": SqlLiteral(self.time_zone)}
+        source = sql.plain(f"functions/{file}", {**parts, **fixed, "function": label})
         bare, whole = label.as_string(None), name.as_string(None)
         source = source.replace(f"FUNCTION {bare}(", f"FUNCTION {whole}(")
         arguments = _ARGUMENTS[file].format(rendering.id_type(self.table))

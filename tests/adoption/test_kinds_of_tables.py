@@ -181,6 +181,68 @@ def test_a_partitioned_table(create: Create, adopt: Adopt, sql: Sql, by: str) ->
     assert sql("SELECT id FROM chores WHERE status = 'processing'") == [{"id": 5}]
 
 
+def test_a_time_without_a_zone_is_the_same_in_whatever_zone_it_is_looked_at(
+    create: Create, adopt: Adopt, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(
+        "CREATE TABLE chores (id int PRIMARY KEY, status text, claimed_at timestamp,"
+        " last_heartbeat_at timestamp, locked_by text)",
+        "TABLE chores",
+    )
+    table = adopt(
+        model(
+            last_heartbeat_at=models.DateTimeField(null=True),
+            locked_by=models.TextField(null=True),
+        ),
+        ttl="10m",
+        reclaim_only=True,
+    )
+    monkeypatch.setattr(checks, "job_tables", lambda: [table])
+    [warning] = checks.check_tables_in_the_database(None, databases=["default"])
+    assert (warning.id, warning.msg) == (
+        "jobreaper.W014",
+        "Job table 'chores' has times that are no timestamp with time zone: claimed_at (timestamp"
+        " without time zone), last_heartbeat_at (timestamp without time zone).",
+    )
+    assert str(warning.hint).startswith("One without time zone is taken to be in UTC;")
+    made = installed.of_table(table, connection)
+    for each in made:
+        each.create(connection)
+    for zone in ("Asia/Tokyo", "America/Los_Angeles"):
+        sql(f"SET TimeZone = '{zone}'")
+        sql("TRUNCATE chores")
+        sql(
+            "INSERT INTO chores SELECT n, 'processing', ago, ago, 'w' FROM (VALUES (1, 3), (2, 60))"
+            " AS times (n, minutes), LATERAL (SELECT now() AT TIME ZONE 'UTC'"
+            " - minutes * interval '1 minute') AS moment (ago)"
+        )
+        assert sql("SELECT job_id, state FROM chores_stale_monitor ORDER BY 1") == [
+            {"job_id": "1", "state": "healthy"},
+            {"job_id": "2", "state": "stale"},
+        ]
+        assert sql("SELECT chores_heartbeat(1, 'w') AS held") == [{"held": True}]
+        assert sql("SELECT * FROM chores_reap()") == [{"job_id": "2", "outcome": "requeued"}]
+        assert reaped(table) == {}
+    for each in reversed(made):
+        each.drop(connection)
+
+
+def test_a_table_behind_another_schema_on_the_path(create: Create, adopt: Adopt, sql: Sql) -> None:
+    create("CREATE SCHEMA front", "SCHEMA front")
+    create(f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON})", "TABLE chores")
+    table = adopt(model(), ttl=60)
+    with connection.cursor() as cursor:
+        cursor.execute("SET search_path = front, public")
+        try:
+            for each in [installed.policies(connection), *installed.of_table(table, connection)]:
+                each.create(connection)
+        finally:
+            cursor.execute("RESET search_path")
+    sql("INSERT INTO chores VALUES (1)")
+    assert sql("SELECT state FROM front.chores_stale_monitor") == [{"state": "stale"}]
+    assert sql("SELECT * FROM front.chores_reap()") == [{"job_id": "1", "outcome": "requeued"}]
+
+
 def test_numbers_may_be_words_and_kinds_of_work(create: Create, adopt: Adopt, sql: Sql) -> None:
     create(
         "CREATE TABLE chores (id int PRIMARY KEY, status smallint NOT NULL, kind int,"

@@ -4,6 +4,7 @@ CREATE OR REPLACE FUNCTION {function}(
 RETURNS SETOF {table}
 LANGUAGE sql VOLATILE
 SET search_path = {search_path}
+SET TimeZone = {time_zone}
 AS $body$
 {statement}
 $body$

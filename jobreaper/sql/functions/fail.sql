@@ -5,6 +5,7 @@ CREATE OR REPLACE FUNCTION {function}(
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
+SET TimeZone = {time_zone}
 AS $body$
 {ending}
 $body$

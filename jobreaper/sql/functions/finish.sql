@@ -3,6 +3,7 @@ CREATE OR REPLACE FUNCTION {function}(job_id {id_type}, worker text, epoch bigin
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
+SET TimeZone = {time_zone}
 AS $body$
 {ending}
 $body$

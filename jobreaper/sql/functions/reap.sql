@@ -3,6 +3,7 @@ CREATE OR REPLACE FUNCTION {function}(batch int DEFAULT 1000)
 RETURNS TABLE (job_id text, outcome text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
+SET TimeZone = {time_zone}
 AS $body$
 #variable_conflict use_column
 DECLARE

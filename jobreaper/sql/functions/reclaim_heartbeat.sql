@@ -3,6 +3,7 @@ CREATE OR REPLACE FUNCTION {function}(p_job_id {id_type}, p_worker_id text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
+SET TimeZone = {time_zone}
 AS $body$
 BEGIN
     UPDATE {table} AS job

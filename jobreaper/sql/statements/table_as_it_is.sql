@@ -1,8 +1,9 @@
--- A table as this session sees it: its columns, whether rows are kept from it, and who it is. No row
--- back means that there is no such table.
-SELECT ARRAY(SELECT attname::text
-               FROM pg_attribute
-              WHERE attrelid = class.oid AND attnum > 0 AND NOT attisdropped),
+-- A table as this session sees it: its columns with their types, whether rows are kept from it, and
+-- who it is. No row back means that there is no such table.
+SELECT (SELECT jsonb_object_agg(attname, format_type(coalesce(nullif(typbasetype, 0), atttypid), NULL))::text
+          FROM pg_attribute
+          JOIN pg_type ON pg_type.oid = atttypid
+         WHERE attrelid = class.oid AND attnum > 0 AND NOT attisdropped),
        row_security_active(class.oid)
            AND NOT EXISTS (SELECT FROM pg_policy
                             WHERE polrelid = class.oid
