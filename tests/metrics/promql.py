@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_BY = re.compile(r"\bby\s*\(([^)]*)\)")
+_WITHOUT = re.compile(r"\bwithout\s*\(([^)]*)\)")
 _RANGE = re.compile(r"\[[^\]]*\]")
 _SELECTOR = re.compile(r"\b([a-zA-Z_]\w*)\b(?!\s*\()(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
@@ -33,4 +35,15 @@ def names(expression: str) -> set[str]:
 
 def groupings(expression: str) -> list[set[str]]:
     """Return the labels of each grouping."""
-    return [set(re.findall(r"\w+", labels)) for labels in _GROUPING.findall(expression)]
+    return _labels(_GROUPING, expression)
+
+
+def labels_of_result(expression: str, served: set[str]) -> set[str]:
+    """Return the labels that are left of those which are served."""
+    dropped = set().union(*_labels(_WITHOUT, expression))
+    kept = _labels(_BY, expression)
+    return (set.union(*kept) if kept else served) - dropped
+
+
+def _labels(grouping: re.Pattern[str], expression: str) -> list[set[str]]:
+    return [set(re.findall(r"\w+", labels)) for labels in grouping.findall(expression)]

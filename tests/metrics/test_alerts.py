@@ -59,10 +59,9 @@ def check(page: Page, expression: str) -> set[str]:
                 assert value in served[label]
             else:
                 assert value.removeprefix("$") in VARIABLES
-        for grouping in promql.groupings(expression):
-            assert grouping <= served.keys()
-    grouped = promql.groupings(expression)
-    return set.union(*grouped) if grouped else result
+    for grouping in promql.groupings(expression):
+        assert grouping <= result
+    return promql.labels_of_result(expression, result)
 
 
 @each_rule
