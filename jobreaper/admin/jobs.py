@@ -31,14 +31,26 @@ from jobreaper.admin.words import badge, duration, shortened
 from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
 from jobreaper.models import Digest, Job
 from jobreaper.pauses import is_paused
+from jobreaper.queue import enqueue_many
 from jobreaper.runs import has_handler
-from jobreaper.states import LeaseState, Status
+from jobreaper.states import Dedupe, LeaseState, Status
 from jobreaper.tables import table_of
 
 if TYPE_CHECKING:
     JobModelForm = forms.ModelForm[Job]
 else:
     JobModelForm = forms.ModelForm
+
+# What a form says of a new job and enqueue() takes.
+ENQUEUED_FIELDS: Final = (
+    "type",
+    "payload",
+    "org_id",
+    "stage",
+    "max_attempts",
+    "priority",
+    "dedupe_key",
+)
 
 UNFINISHED: Final = (Status.QUEUED, Status.PROCESSING)
 
@@ -314,6 +326,13 @@ class LeasedJobAdmin(LargeTableAdmin):
 class JobForm(JobModelForm):
     """A job of the ready-made table."""
 
+    def clean_max_attempts(self) -> int:
+        """Return the attempts, which are at least one where the job is new."""
+        most: int = self.cleaned_data["max_attempts"]
+        if self.instance._state.adding and most < 1:
+            raise ValidationError(_("A new job needs at least one attempt."))
+        return most
+
     def clean_dedupe_key(self) -> str | None:
         """Return the key, unless another live job has it: Django does not look, since the status
         is in no form.
@@ -335,6 +354,32 @@ class JobAdmin(LeasedJobAdmin):
     form = JobForm
     list_display = ("job", "type", *LeasedJobAdmin.list_display[1:], "org_id")
     formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
+
+    def save_model(
+        self, request: HttpRequest, obj: Any, form: forms.ModelForm[Any], change: bool
+    ) -> None:
+        """Save a job as any other is saved, and make a new one as ``enqueue()`` does: due now, with
+        its event and a word to the workers.
+
+        Raises:
+            PermissionDenied: a job with its key was made since the form was checked.
+        """
+        if change:
+            super().save_model(request, obj, form, change)
+            return
+        made = enqueue_many(
+            [{name: getattr(obj, name) for name in ENQUEUED_FIELDS}],
+            dedupe=None if obj.dedupe_key is None else Dedupe.SKIP,
+        )
+        if not made.ids:
+            raise PermissionDenied("a queued or processing job has this key")
+        expected_ms = obj.expected_duration_ms
+        [obj.pk] = made.ids
+        obj.refresh_from_db(using=table_of(Job).alias)
+        obj._state.adding = False
+        if expected_ms is not None:
+            obj.expected_duration_ms = expected_ms
+            obj.save(update_fields=["expected_duration_ms"])
 
     @admin.display(description=gettext_lazy("not before"), empty_value="-")
     def next_run(self, job: Any) -> str | None:

@@ -9,9 +9,10 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 import jobreaper
-from jobreaper import claim_next, enqueue, pause
+from jobreaper import claim_next, enqueue, pause, signals
+from jobreaper.admin.jobs import JobForm
 from jobreaper.models import Job as OwnJob
-from jobreaper.models import Pause
+from jobreaper.models import JobEvent, Pause
 from jobreaper.pauses import paused
 from project.media.models import Job
 from tests.admin.conftest import make_job
@@ -188,4 +189,53 @@ def test_a_second_job_with_a_live_dedupe_key_is_a_mistake_in_the_form(superuser:
     enqueue("mail", dedupe="skip", dedupe_key="k")
     response = superuser.post(f"{list_of(OwnJob)}add/", {**given, "dedupe_key": "k"})
     assert response.context["adminform"].form.errors
+    assert OwnJob.objects.count() == 1
+
+
+def test_a_job_added_by_hand_is_made_as_enqueue_makes_it(
+    superuser: Client, django_capture_on_commit_callbacks: Any
+) -> None:
+    told: list[Any] = []
+
+    def hear(sender: Any, pks: list[Any], **_: Any) -> None:
+        told.extend(pks)
+
+    given = {
+        "type": "mail",
+        "payload": '{"n": 1}',
+        "priority": "2",
+        "max_attempts": "4",
+        "org_id": "acme",
+        "dedupe_key": "k",
+        "expected_duration_ms": "900",
+    }
+    signals.jobs_enqueued.connect(hear)
+    with django_capture_on_commit_callbacks(execute=True):
+        response = superuser.post(f"{list_of(OwnJob)}add/", {**given, "_continue": "1"})
+    job = OwnJob.objects.get()
+    assert response["Location"] == page_of(job)
+    assert (job.payload, job.priority, job.max_attempts) == ({"n": 1}, 2, 4)
+    assert (job.org_id, job.dedupe_key, job.expected_duration_ms) == ("acme", "k", 900)
+    assert OwnJob.objects.due().get().next_earliest_run_at is not None
+    [event] = JobEvent.objects.filter(job_id=str(job.pk))
+    assert (event.type, event.table) == ("job:enqueued", "jobreaper_jobs")
+    assert told == [job.pk]
+    assert LogEntry.objects.get().object_id == str(job.pk)
+
+
+def test_a_new_job_without_an_attempt_is_a_mistake_in_the_form(superuser: Client) -> None:
+    given = {"type": "mail", "payload": "{}", "priority": "0", "max_attempts": "0"}
+    response = superuser.post(f"{list_of(OwnJob)}add/", given)
+    assert "max_attempts" in response.context["adminform"].form.errors
+    assert not OwnJob.objects.exists()
+
+
+def test_a_key_that_is_taken_after_the_form_was_checked_makes_no_second_job(
+    superuser: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobForm, "clean_dedupe_key", lambda form: form.cleaned_data["dedupe_key"])
+    enqueue("mail", dedupe="skip", dedupe_key="k")
+    given = {"type": "mail", "payload": "{}", "priority": "0", "max_attempts": "3"}
+    response = superuser.post(f"{list_of(OwnJob)}add/", {**given, "dedupe_key": "k"})
+    assert response.status_code == 403
     assert OwnJob.objects.count() == 1
