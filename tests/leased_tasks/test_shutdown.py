@@ -48,6 +48,8 @@ def others(database_url: str) -> Iterator[dict[str, Worker]]:
         workers = {
             "soft": start(*PREFORK, SOFT_SHUTDOWN_SEC=str(SOFT_SEC)),
             "threads": start("--pool", "threads", "--concurrency", "2"),
+            "old": start(*PREFORK, REMAP_SIGTERM="SIGQUIT"),
+            "new": start(*PREFORK, REMAP_SIGTERM="SIGQUIT"),
             "killed": start(*PREFORK),
         }
         ready(*workers.values())
@@ -143,6 +145,29 @@ def test_a_worker_with_threads_lets_its_jobs_end_too(
     worker.let_go(key)
     await_status(media, key, Status.SUCCESS)
     assert worker.child.process.wait(STOP_SEC) == 0
+
+
+def test_two_rolling_deploys_in_a_row_orphan_no_job_and_cost_no_attempt(
+    others: dict[str, Worker], media: Rows
+) -> None:
+    """celery#2700: the next worker is up when the one before it is sent SIGTERM."""
+    first, second, third = (others[name] for name in ("old", "new", "killed"))
+    keys = [first.send(media, "wait", max_attempts=1) for _ in range(2)]
+    for before, after in ((first, second), (second, third)):
+        for key in keys:
+            under_way(media, key)
+        os.kill(before.child.pid, signal.SIGTERM)
+        for key in keys:
+            row = await_status(media, key, Status.QUEUED)
+            assert (row["attempt_count"], row["reap_count"], row["fail_code"]) == (0, 0, None)
+            after.nudge(key)
+    for key in keys:
+        assert running(media, key) in third.children()
+        first.let_go(key)
+        row = await_status(media, key, Status.SUCCESS)
+        assert (row["attempt_count"], row["reap_count"]) == (1, 0)
+        released = EventType.JOB_RELEASED
+        assert media.event_types(key) == [released, released, EventType.JOB_FINISHED]
 
 
 def test_a_worker_killed_whole_leaves_its_jobs_to_the_reaper(
