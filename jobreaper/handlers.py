@@ -12,6 +12,7 @@ and its lease, any other with the payload as keyword arguments.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -60,6 +61,17 @@ def handlers() -> Mapping[str, Handler]:
     """Return every handler by type; the apps' modules are imported for it the first time."""
     _import_handlers()
     return {**_celery_tasks(), **_handlers}
+
+
+def refuse_coroutine(name: str, returned: object) -> None:
+    """Refuse what an ``async def`` returned: it has not run, and its job would count as done.
+
+    Raises:
+        TypeError: ``returned`` is a coroutine.
+    """
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TypeError(f"{name} did not run: it is async, and a job's function must not be")
 
 
 @cache

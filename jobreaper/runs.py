@@ -13,7 +13,7 @@ from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
 from jobreaper.db import fetch
 from jobreaper.exceptions import LeaseLost
-from jobreaper.handlers import Handler, handlers
+from jobreaper.handlers import Handler, handlers, refuse_coroutine
 from jobreaper.lease_groups import claim_group
 from jobreaper.leases import Lease
 from jobreaper.models import Job
@@ -43,7 +43,7 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
     model = lease.table.model
     signals.run_started.send_robust(model, lease=lease)
     try:
-        handler(lease.job, lease)
+        refuse_coroutine(f"the handler of {lease.job.type}", handler(lease.job, lease))
     # Whatever a handler raises, sys.exit() included, is its own job's affair.
     except BaseException as raised:
         error = raised

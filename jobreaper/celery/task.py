@@ -23,6 +23,7 @@ from jobreaper import control
 from jobreaper.celery import shutdown
 from jobreaper.claims import claim
 from jobreaper.exceptions import ConfigurationError, LeaseLost
+from jobreaper.handlers import refuse_coroutine
 from jobreaper.leases import Lease
 from jobreaper.states import EventType
 
@@ -99,6 +100,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         with lease, _ended_by(self, lease):
             with _interrupting(lease) if self.interrupt else nullcontext():
                 result = self.run(lease.job, lease)
+                refuse_coroutine(self.name, result)
             if not lease.closed:
                 self._finish(lease, result)
             return result

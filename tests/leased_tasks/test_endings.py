@@ -182,6 +182,17 @@ def test_a_soft_time_limit_in_the_middle_of_a_query_is_retried_like_any(
     assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
 
 
+def test_an_async_function_has_not_run_and_its_job_does_not_count_as_done(
+    run: Run, jobs: Rows
+) -> None:
+    async def work(job: Any, lease: Any) -> None: ...
+
+    pk = run(work, raises=TypeError)
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_code"]) == (Status.QUEUED, "TypeError")
+    assert "did not run: it is async" in row["fail_reason"]
+
+
 def test_an_exception_of_the_last_attempt_fails_the_job(run: Run, jobs: Rows) -> None:
     pk = run(raising(ValueError("no such page")), raises=ValueError, max_attempts=1)
     row = jobs.row(pk)

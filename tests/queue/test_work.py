@@ -132,6 +132,15 @@ def test_a_handler_that_exits_fails_its_job_and_does_not_end_the_worker(
     assert jobs.row(other.pk)["status"] == "success"
 
 
+def test_an_async_handler_has_not_run_and_its_job_does_not_count_as_done(jobs: Rows) -> None:
+    @job_handler("async")
+    async def never_awaited(job: Any, lease: Any) -> None: ...
+
+    job = enqueue("async", max_attempts=1)
+    assert once() == Tally(claimed=1, failed=1)
+    assert "did not run: it is async" in jobs.row(job.pk)["fail_reason"]
+
+
 def test_a_handler_may_finish_in_its_own_transaction(jobs: Rows) -> None:
     @job_handler("exact")
     def exact(job: Any, lease: Any) -> None:
