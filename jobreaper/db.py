@@ -168,11 +168,14 @@ def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
     return send(may_be_committed)
 
 
-def in_words(error: Exception) -> str:
-    """Return a database error as one line that says what to do where that is known."""
+def in_words(error: Exception, *, is_managed: bool = True) -> str:
+    """Return a database error as one line that says what to do where that is known. Of a table that
+    Django does not manage, no migration need have what is missing.
+    """
     line = str(error).strip().split("\n", 1)[0] or type(error).__name__
     if getattr(error.__cause__, "sqlstate", None) in UNMIGRATED_SQLSTATES:
-        return f"{line}: run `manage.py migrate` on this database"
+        by_hand = "" if is_managed else ", or add by hand what Django does not manage"
+        return f"{line}: run `manage.py migrate` on this database{by_hand}"
     return line
 
 

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobreaper import conf, rendering
 from jobreaper.base import PROTOCOL_COLUMNS
-from jobreaper.db import connection_for
+from jobreaper.db import connection_for, in_words
 from jobreaper.exceptions import NotLeasable
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
@@ -133,6 +133,10 @@ class JobTable:
     def _fields(self) -> Mapping[str, models.Field[Any, Any]]:
         by_column = {own.column: own for own in self.model._meta.concrete_fields}
         return {part: by_column[column] for part, column in self.columns.items()}
+
+    def in_words(self, error: Exception) -> str:
+        """Return a database error about the table as one line that says what to do."""
+        return in_words(error, is_managed=self.model._meta.managed)
 
     def word(self, status: Status) -> str:
         """Return the word that the table writes for ``status``."""

@@ -215,8 +215,8 @@ class _Pass:
             else:
                 self._reap_batches(connection, table, outcome)
         except Error as error:
-            outcome.errors.append(in_words(error))
-            logger.warning("pass over %s failed: %s", table.name, in_words(error))
+            outcome.errors.append(table.in_words(error))
+            logger.warning("pass over %s failed: %s", table.name, outcome.errors[-1])
         outcome.duration_ms = (time.monotonic() - started) * 1000
 
     def _reap_batches(

@@ -32,7 +32,10 @@ class CheckedCommand(BaseCommand):
 
 def at_least_one(text: str) -> int:
     """Return the whole number that an option names."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
     return number
@@ -40,7 +43,10 @@ def at_least_one(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return the number of seconds that an option names."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError("it must be more than 0")
     return number

@@ -117,7 +117,7 @@ def read(connection: BaseDatabaseWrapper, tables: Sequence[JobTable]) -> Reading
         try:
             reading.standings[table.name] = _standing(connection, table)
         except Error as error:
-            reading.errors.append(f"{table.name}: {in_words(error)}")
+            reading.errors.append(f"{table.name}: {table.in_words(error)}")
     return reading
 
 

@@ -114,6 +114,16 @@ def test_a_missing_column_stops_no_other_table(
     assert error.endswith(MIGRATE)
 
 
+@pytest.mark.parametrize("what", ["RENAME", "RENAME COLUMN last_error"])
+def test_what_is_missing_of_a_table_that_django_does_not_manage_is_not_said_to_be_migrated(
+    renamed: Any, what: str
+) -> None:
+    renamed("executor_jobs", what)
+    [error] = reap(["executor_jobs"]).all_errors
+    assert error.startswith("executor_jobs: ")
+    assert error.endswith(f"{MIGRATE}, or add by hand what Django does not manage")
+
+
 @pytest.mark.parametrize("planted", [0, 1, 3])
 def test_a_table_that_refuses_every_update_stops_no_other(
     asr_jobs: Rows, jobs: Rows, curse: Any, planted: int
