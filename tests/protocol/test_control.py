@@ -5,12 +5,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
+from django.db.backends.postgresql.base import ServerBindingCursor
 
 from jobreaper import LeaseLost, cancel, claim, control, fail, requeue
 from jobreaper.states import Status, sources
 from project.media.models import Job
-from tests.rows import Rows, ago, ahead
+from tests.protocol.ways import Renamed
+from tests.rows import Rows, Sql, ago, ahead
 
 VERBS: dict[str, Callable[..., list[Any]]] = {"requeue": requeue, "fail": fail, "cancel": cancel}
 TARGETS = {"requeue": Status.QUEUED, "fail": Status.FAILED, "cancel": Status.CANCELLED}
@@ -141,6 +143,22 @@ def test_a_cancelled_job_cannot_be_started_late(jobs: Rows) -> None:
     key = jobs.plant()
     cancel(Job, [key], by="ann")
     assert claim(Job, key) is None
+
+
+def test_parameters_bound_by_the_server_suit_a_status_that_is_an_enum(
+    sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with server_side_binding in the OPTIONS of the database.
+    connection.ensure_connection()
+    monkeypatch.setattr(connection.connection, "cursor_factory", ServerBindingCursor)
+    table = Renamed(sql)
+    try:
+        for verb in ("fail", "requeue", "cancel"):
+            key = table.rows.plant(status="failed" if verb == "requeue" else "processing")
+            assert VERBS[verb](table.model, [key], by="ann") == [key]
+            assert table.rows.row(key)["status"] == TARGETS[verb]
+    finally:
+        table.close()
 
 
 def test_many_are_changed_at_once_and_those_changed_are_named(jobs: Rows) -> None:

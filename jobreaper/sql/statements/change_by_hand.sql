@@ -1,5 +1,8 @@
 -- An operator requeues, fails or cancels jobs. The epoch goes up, so that a worker still running
 -- one is told at its next beat. A requeued job starts afresh: all its attempts are given back.
+--
+-- The target stands for its word by way of a CASE whose last branch is never taken: that gives the
+-- words the column's own type, which may be an enum, and leaves the parameter a text everywhere.
 WITH job_before AS MATERIALIZED (
     SELECT job.{id} AS id,
            job.{status} AS status,
@@ -16,7 +19,10 @@ WITH job_before AS MATERIALIZED (
 ),
 changed AS (
     UPDATE {table} AS job
-       SET {status} = %(target)s,
+       SET {status} = CASE %(target)s WHEN {queued} THEN {queued}
+                                    WHEN {failed} THEN {failed}
+                                    WHEN {cancelled} THEN {cancelled}
+                                    ELSE job.{status} END,
            {lease_epoch} = job.{lease_epoch} + 1,
            {attempt_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{attempt_count} END,
            {reap_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{reap_count} END,
