@@ -160,7 +160,7 @@ def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
         except (DatabaseError, InterfaceError) as error:
             if not is_transient(connection, error):
                 raise
-            logger.info("transient database error, trying again: %s", error)
+            logger.info("transient database error, trying again: %s", in_words(error))
             if is_lost(connection):
                 may_be_committed = True
                 connection.close()

@@ -14,7 +14,7 @@ from django.db import OperationalError, models, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 from jobreaper import sql
-from jobreaper.db import fetch
+from jobreaper.db import fetch, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class LiveTable:
             except OperationalError as error:
                 if not tries_left:
                     raise
-                logger.info("waiting for a lock on %s: %s", self.root.name, error)
+                logger.info("waiting for a lock on %s: %s", self.root.name, in_words(error))
                 time.sleep(WAIT_SEC * random.uniform(0.5, 1.5))
             else:
                 return

@@ -312,7 +312,7 @@ class Worker:
                     for _ in connection.connection.notifies(timeout=LISTEN_SEC, stop_after=1):
                         self._look_now()
             except (Error, psycopg.Error) as error:
-                logger.info("listening again in a moment: %s", error)
+                logger.info("listening again in a moment: %s", in_words(error))
                 connection.close()
                 time.sleep(LISTEN_SEC)
         connections.close_all()

@@ -21,6 +21,7 @@ from kombu.asynchronous import get_event_loop
 
 from jobreaper import worker_lost
 from jobreaper.celery.dispatcher import dispatch_job
+from jobreaper.db import in_words
 from jobreaper.tables import job_tables
 from jobreaper.worker import id_of_child
 
@@ -104,7 +105,8 @@ def give_back(pid: int, how: str, retries: int = RETRIES) -> None:
         if retries and loop is not None:
             loop.call_later(RETRY_SEC, give_back, pid, how, retries - 1)
         else:
-            logger.error("leases of %s could not be given back and will run out: %s", worker, error)
+            said = in_words(error)
+            logger.error("leases of %s could not be given back and will run out: %s", worker, said)
     finally:
         # Children forked from now on must not inherit this connection.
         connections.close_all()

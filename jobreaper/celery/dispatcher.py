@@ -22,7 +22,7 @@ from django.db import Error, models, transaction
 from jobreaper import conf
 from jobreaper.base import LeasedJob
 from jobreaper.celery.task import LeasedTask
-from jobreaper.db import fetch, retrying
+from jobreaper.db import fetch, in_words, retrying
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.handlers import handlers as job_handlers
 from jobreaper.handlers import import_tasks
@@ -117,8 +117,9 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
             due = _mark(table, {"id": None, "n": batch_size, "stages": stages})
             result.sent[table.name] = _send(table, tasks, due)
         except (BrokerError, Error, ConfigurationError) as error:
-            logger.error("jobs of %s were not sent: %s", table.name, error)
-            result.errors.append(f"{table.name}: {error}")
+            said = in_words(error) if isinstance(error, Error) else str(error)
+            logger.error("jobs of %s were not sent: %s", table.name, said)
+            result.errors.append(f"{table.name}: {said}")
     return result
 
 

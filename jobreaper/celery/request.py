@@ -14,6 +14,7 @@ from django.db import Error, connections
 
 from jobreaper import control
 from jobreaper.celery import children, shutdown
+from jobreaper.db import in_words
 from jobreaper.states import EventType
 
 logger = logging.getLogger(__name__)
@@ -86,8 +87,8 @@ class LeasedRequest(Request):
                 reason="revoked",
                 event=EventType.JOB_CANCELLED,
             )
-        except Error:
-            logger.exception("the job of a revoked message could not be cancelled: %s", self.args)
+        except Error as error:
+            logger.error("revoked, but %s was not cancelled: %s", self.args, in_words(error))
         finally:
             # Children forked from now on must not inherit this connection.
             connections.close_all()

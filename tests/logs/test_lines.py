@@ -5,12 +5,16 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jobreaper import cancel, claim, logs, reap
+from jobreaper.celery import children
+from jobreaper.celery.dispatcher import dispatch
 from jobreaper.logs import EVENTS, JsonFormatter
+from jobreaper.worker import id_of_child
 from project.media.models import Job
 from tests.docs import markdown
 from tests.logs.conftest import Lines, do_everything
@@ -161,19 +165,35 @@ class TestJson:
         assert line["requeued"] == 0
 
 
-def test_a_pass_says_what_was_wrong_with_the_table_and_not_what_is_in_it(
-    lines: Lines, sql: Any
+def run_a_pass() -> list[str]:
+    return reap([Job]).all_errors
+
+
+def send_jobs() -> list[str]:
+    return dispatch().errors
+
+
+def give_back_of_a_dead_child() -> list[str]:
+    children.give_back(1, "killed by SIGKILL", retries=0)
+    return []
+
+
+@pytest.mark.parametrize("act", [run_a_pass, send_jobs, give_back_of_a_dead_child])
+def test_what_is_wrong_with_a_table_is_said_and_not_what_is_in_it(
+    act: Callable[[], list[str]], lines: Lines, sql: Any
 ) -> None:
     sql(
-        "INSERT INTO jobs (status, lease_expires_at, payload)"
-        " VALUES ('processing', now() - interval '1 s', jsonb_build_object('token', %s::text))",
+        "INSERT INTO jobs (status, lease_expires_at, locked_by, stage, payload)"
+        " SELECT status, now() - interval '1 s', %s, 'clip', jsonb_build_object('token', %s::text)"
+        " FROM unnest(ARRAY['queued', 'processing']) AS status",
+        id_of_child(1),
         SECRET,
     )
-    sql("ALTER TABLE jobs ADD CONSTRAINT never CHECK (reap_count = 0) NOT VALID")
+    sql("ALTER TABLE jobs ADD CONSTRAINT never CHECK (id IS NULL) NOT VALID")
     try:
-        assert reap([Job]).all_errors
+        told = act()
     finally:
         sql("ALTER TABLE jobs DROP CONSTRAINT never")
-    said = [record.getMessage() for record in lines()]
+    said = [*(record.getMessage() for record in lines()), *told]
     assert any("never" in text for text in said)
     assert all(SECRET not in text for text in said)
