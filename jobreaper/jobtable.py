@@ -125,6 +125,10 @@ class JobTable:
         """Return whether a part of the protocol may be NULL, as one without a column always is."""
         return part not in self.columns or bool(self._fields[part].null)
 
+    def max_length(self, part: str) -> int | None:
+        """Return how many characters a part of the protocol has room for, where that is limited."""
+        return self._fields[part].max_length if part in self.columns else None
+
     @cached_property
     def _attributes(self) -> Mapping[str, str]:
         return {part: own.attname for part, own in self._fields.items()}

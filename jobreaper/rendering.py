@@ -219,6 +219,7 @@ def reclaim_parts(table: JobTable) -> Parts:
         "on_expiry": Literal(table.on_expiry.value),
         "attempts_a_reap": SQL(str(int(table.attempts_counted is AttemptsCounted.REAP))),
         "note": Literal(table.note),
+        "note_in_row": _fitting(table, "fail_reason", SQL("verdict.note")),
         "limits": limits(table),
         "limit_of_job": _limit_of_job(table),
     }
@@ -346,6 +347,14 @@ def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:
     if "attempt_count" in table.columns:
         return SQL("coalesce({}, 0)").format(_read(table, "attempt_count", "int"))
     return sql.compose("fragments/attempts_by_events", parts)
+
+
+def _fitting(table: JobTable, part: str, text: Composable) -> Composable:
+    """Return a text cut to what the column of a part has room for: one that does not fit would keep
+    its job from ever being reclaimed.
+    """
+    longest = table.max_length(part)
+    return text if longest is None else SQL("left({}, {})").format(text, Literal(longest))
 
 
 def _assignments(table: JobTable, parts: Mapping[str, Composable]) -> Composed:

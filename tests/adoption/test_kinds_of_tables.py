@@ -384,6 +384,14 @@ def test_the_note_tells_the_ttl_in_words(
     assert chores.events(1)[0]["details"]["note"] == f"LATE: Exceeded TTL ({words})"
 
 
+def test_a_note_too_long_for_its_column_is_cut(create: Create, adopt: Adopt, sql: Sql) -> None:
+    create(f"CREATE TABLE chores (id int, fail_reason varchar(9), {COMMON})", "TABLE chores")
+    table = adopt(model(fail_reason=models.CharField(max_length=9, null=True)), ttl=60)
+    sql("INSERT INTO chores VALUES (1)")
+    assert reaped(table) == {1: "requeued"}
+    assert sql("SELECT fail_reason FROM chores") == [{"fail_reason": "RECLAIMED"}]
+
+
 def test_attempts_that_are_null_count_as_none_and_the_rows_limit_wins(
     create: Create, adopt: Adopt, sql: Sql
 ) -> None:

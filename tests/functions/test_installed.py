@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection, models
 from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
@@ -345,3 +345,18 @@ def test_a_long_name_is_shortened_and_stays_one_of_its_kind(create: Create, adop
     assert {each.name for each in made} <= there()
     for each in reversed(made):
         each.drop(connection)
+
+
+def test_an_error_says_which_of_them_cannot_be_made(
+    create: Create, adopt: Adopt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(
+        f"CREATE TABLE {Long._meta.db_table} (id bigint PRIMARY KEY, status text,"
+        " claimed_at bigint)",
+        f"TABLE {Long._meta.db_table}",
+    )
+    table = adopt(Long, ttl=60)
+    monkeypatch.setattr("jobreaper.management.commands.reaper_sql.named", lambda _: [table])
+    with pytest.raises(CommandError, match=r'^"public"."t+_\w+_stale_monitor": '):
+        call_command("reaper_sql", "--install", stdout=StringIO())
+    assert f'"public"."{Long._meta.db_table[:40]}' not in "".join(there())

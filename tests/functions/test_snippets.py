@@ -106,6 +106,21 @@ def test_the_scheduled_job_reaps_until_nothing_is_left(
     assert passes == {"count": 6, "sum": 2101}
 
 
+@pytest.mark.usefixtures("reap_everything")
+def test_a_table_in_trouble_keeps_no_other_from_the_scheduled_job(
+    sql: Sql, jobs: Rows, executor_jobs: Rows
+) -> None:
+    key = jobs.plant_expired()
+    stale(executor_jobs)
+    sql("ALTER TABLE executor_jobs RENAME locked_at TO elsewhere")
+    try:
+        with pytest.raises(psycopg.errors.RaiseException, match=r"^reclaim_stale_jobs\(\): column"):
+            sql("CALL reap_everything()")
+    finally:
+        sql("ALTER TABLE executor_jobs RENAME elsewhere TO locked_at")
+    assert jobs.row(key)["status"] == "queued"
+
+
 @pytest.mark.usefixtures("orchestrator")
 def test_the_orchestrator_reclaims_then_wakes_the_worker(
     sql: Sql, executor_jobs: Rows, second_connection: psycopg.Connection[tuple[object, ...]]

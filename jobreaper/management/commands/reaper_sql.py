@@ -53,10 +53,10 @@ class Command(BaseCommand):
         if not options["install"]:
             self.stdout.writelines(f"{line};\n" for each in made for line in each.statements)
             return
-        try:
-            with transaction.atomic(using=connection.alias):
-                for each in made:
+        with transaction.atomic(using=connection.alias):
+            for each in made:
+                try:
                     each.create(connection)
-        except ProgrammingError as error:
-            raise CommandError(in_words(error)) from error
+                except ProgrammingError as error:
+                    raise CommandError(f"{each.name}: {in_words(error)}") from error
         self.stdout.writelines(f"installed {each.kind.lower()} {each.name}\n" for each in made)

@@ -1,5 +1,5 @@
-{function}.job_id := job.id::text;
-{function}.outcome := CASE WHEN job.fail_code IS NULL THEN 'requeued' ELSE 'failed' END;
-requeued := requeued + (job.fail_code IS NULL)::int;
-failed := failed + (job.fail_code IS NOT NULL)::int;
+{function}.job_id := taken.id::text;
+{function}.outcome := CASE WHEN taken.fail_code IS NULL THEN 'requeued' ELSE 'failed' END;
+requeued := requeued + (taken.fail_code IS NULL)::int;
+failed := failed + (taken.fail_code IS NOT NULL)::int;
 RETURN NEXT;

@@ -8,7 +8,8 @@ AS $body$
 #variable_conflict use_column
 DECLARE
     server record;
-    job record;
+    -- Not named as the statements name a row: a column that is missing would be looked for in it.
+    taken record;
     candidate record;
     problems text[] := '{{}}';
     requeued int := 0;
@@ -23,7 +24,7 @@ BEGIN
                                  round(server.up_sec::numeric), {grace_in_words});
     ELSE
         BEGIN
-            FOR job IN
+            FOR taken IN
                 {statement}
             LOOP
                 {reaped_row}
@@ -37,7 +38,7 @@ BEGIN
                 {candidates}
             LOOP
                 BEGIN
-                    FOR job IN
+                    FOR taken IN
                         {statement_for_one}
                     LOOP
                         {reaped_row}
@@ -73,7 +74,7 @@ BEGIN
     ELSE
         INSERT INTO jobreaper_totals (name, "table") VALUES ({held_passes}, '');
     END IF;
-    FOR job IN
+    FOR taken IN
         {fold_totals}
     LOOP
     END LOOP;
