@@ -464,7 +464,7 @@ import sys
 sys.modules["prometheus_client"] = sys.modules["opentelemetry"] = None
 import django
 from django.conf import settings
-settings.INSTALLED_APPS.remove("django_prometheus")
+settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_prometheus"]
 settings.ROOT_URLCONF = "jobreaper.nothing"
 django.setup()
 from jobreaper import claim, reap
