@@ -92,19 +92,22 @@ def _with_status(jobs: Rows, status: str) -> int:
     return sum(row["status"] == status for row in jobs.all().values())
 
 
-def test_told_twice_it_ends_at_once_and_the_lease_does_the_rest(work: Start, jobs: Rows) -> None:
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_told_twice_it_ends_at_once_and_the_lease_does_the_rest(
+    second: signal.Signals, work: Start, jobs: Rows
+) -> None:
     [running] = enqueue_many([{}], type="until-told").ids
     worker = work()
     assert worker.answer() == f"began {running}"
     worker.process.terminate()
-    until(lambda: _took_notice(worker))
-    assert worker.process.wait(PATIENCE_SEC) == -signal.SIGTERM
+    until(lambda: _took_notice(worker, second))
+    assert worker.process.wait(PATIENCE_SEC) == -second
     until(lambda: reap([Job]).requeued == 1)
 
 
-def _took_notice(worker: Child) -> bool:
+def _took_notice(worker: Child, second: signal.Signals) -> bool:
     """Whether the first signal was taken, so that the next one ends the process."""
-    worker.process.terminate()
+    worker.process.send_signal(second)
     return worker.process.poll() is not None
 
 

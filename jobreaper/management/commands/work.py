@@ -85,13 +85,16 @@ class Command(CheckedCommand):
             missing = ", ".join(sorted(unknown)) or "any type"
             raise CommandError(f"there is no handler for {missing}", returncode=BAD_USAGE)
 
-        def stop(number: int, _: object) -> None:
-            # Told twice, it ends at once; its leases run out.
-            signal.signal(number, signal.SIG_DFL)
+        def listen(handler: Any) -> None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, handler)
+
+        def stop(*_: object) -> None:
+            # Told twice, by either, it ends at once; its leases run out.
+            listen(signal.SIG_DFL)
             worker.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+        listen(stop)
         # What was imported stays. Looking through it for garbage every few thousand jobs would take
         # a tenth of the process's time.
         gc.freeze()
