@@ -137,6 +137,27 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (opened and not connection.autocommit)
 
 
+def close_left_open() -> list[str]:
+    """Close those of this thread's connections that somebody has left in a transaction or switched
+    out of autocommit; return the aliases of those in a transaction, which is rolled back.
+    """
+    undone = []
+    for connection in connections.all(initialized_only=True):
+        raw = connection.connection
+        if raw is None or connection.in_atomic_block or connection.vendor != "postgresql":
+            continue
+        # Where the settings say so, every connection is out of autocommit, and in a transaction.
+        if not connection.settings_dict["AUTOCOMMIT"]:
+            continue
+        status = raw.info.transaction_status
+        is_open = status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        if is_open:
+            undone.append(connection.alias)
+        if is_open or not connection.autocommit:
+            connection.close()
+    return undone
+
+
 def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:
     """Call ``hook`` when the caller's transaction commits, at once where there is none."""
     if connection.in_atomic_block:

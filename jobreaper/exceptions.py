@@ -86,5 +86,9 @@ class LeaseLost(JobreaperError):
         self.epoch = epoch
 
 
+class OpenTransaction(JobreaperError):
+    """A handler returned and had left a transaction open, which was rolled back."""
+
+
 class NotAllowed(JobreaperError):
     """An operator's verb does not apply to the job's present status."""

@@ -1,6 +1,7 @@
 """A worker in this process: what it claims, how each job ends, what it does when told to stop."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from django.test import override_settings
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
 from jobreaper.lease_groups import claim_group, finish_group, release_group
 from jobreaper.models import Job
-from jobreaper.runs import Tally
+from jobreaper.runs import Tally, call
 from jobreaper.tables import table_of
 from jobreaper.work import Worker
 from tests.rows import Rows, Sql, ago
@@ -245,6 +246,69 @@ def test_a_handlers_broken_connection_is_replaced(sql: Sql, jobs: Rows) -> None:
 
 
 # What is claimed.
+
+
+@pytest.mark.parametrize("begin", [False, True])
+def test_a_transaction_that_a_handler_leaves_open_fails_its_job_and_swallows_no_others_writes(
+    begin: bool, sql: Sql, jobs: Rows
+) -> None:
+    @job_handler("open")
+    def leave_open(job: Any, lease: Any) -> None:
+        if not begin:
+            transaction.set_autocommit(False)
+        with connection.cursor() as cursor:
+            if begin:
+                cursor.execute("BEGIN")
+            cursor.execute("SELECT 1")
+
+    @job_handler("effect")
+    def write(job: Any, lease: Any) -> None:
+        Job.objects.filter(pk=job.pk).update(org_id="written")
+
+    opened = enqueue("open", max_attempts=1)
+    written = enqueue_many([{}] * 3, type="effect").ids
+    once()
+    row = jobs.row(opened.pk)
+    assert (row["status"], row["fail_code"]) == ("failed", "OpenTransaction")
+    rows = [jobs.row(pk) for pk in written]
+    assert [(row["status"], row["org_id"]) for row in rows] == [("success", "written")] * 3
+
+
+def test_out_of_autocommit_a_handler_that_commits_has_done_its_job(jobs: Rows) -> None:
+    @job_handler("by-hand")
+    def commit_by_hand(job: Any, lease: Any) -> None:
+        transaction.set_autocommit(False)
+        Job.objects.filter(pk=job.pk).update(org_id="written")
+        transaction.commit()
+
+    made = enqueue_many([{}] * 3, type="by-hand").ids
+    assert once().succeeded == 3
+    assert {jobs.row(pk)["org_id"] for pk in made} == {"written"}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (SystemExit(3), 3), (SystemExit(), 0), (ValueError(), 1)]
+)
+def test_a_process_that_a_handler_forks_ends_with_the_handler_and_is_no_second_worker(
+    error: BaseException | None, code: int
+) -> None:
+    parent = os.getpid()
+    children: list[int] = []
+
+    def fork(job: Any, lease: Any) -> None:
+        children.append(os.fork())
+        if children[-1] == 0 and error is not None:
+            raise error
+
+    enqueue("idle")
+    [run] = claim_group(table_of(Job), 1)
+    assert call(fork, run.lease) is None
+    if os.getpid() != parent:
+        os._exit(99)
+    _, status = os.waitpid(children[0], 0)
+    assert os.waitstatus_to_exitcode(status) == code
+    assert finish_group([run]).ended == [run]
 
 
 def test_a_type_without_a_handler_waits_unharmed_and_is_named(
