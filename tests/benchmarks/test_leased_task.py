@@ -76,10 +76,10 @@ def wait_for(child: Child, tasks: int) -> None:
     until(lambda: len(finished_at(child)) == tasks, timeout_sec=120, every_sec=0.5)
 
 
-def pace(task: Any, arguments: list[int], url: str, log: Path) -> float:
+def pace(task: Any, arguments: list[int], url: str, log: Path, **environment: str) -> float:
     """Return how many tasks a second a worker does, its start left out."""
     queue = send(task, arguments)
-    with worker(url, queue, log, "--concurrency", str(CHILDREN)) as child:
+    with worker(url, queue, log, "--concurrency", str(CHILDREN), **environment) as child:
         wait_for(child, len(arguments))
         ends = sorted(finished_at(child))
         return (len(ends) - 1) / (ends[-1] - ends[0]).total_seconds()
@@ -88,15 +88,22 @@ def pace(task: Any, arguments: list[int], url: str, log: Path) -> float:
 def test_overhead(sql: Sql, database_url: str, tmp_path: Path, report: Report) -> None:
     best: dict[str, float] = {}
     for number in range(ROUNDS):
-        jobs = [row["id"] for row in sql(JOBS, 0, TASKS)]
-        for what, task, arguments in (
-            ("plain", tasks.plain, list(range(TASKS))),
-            ("plain, one query", tasks.plain_with_a_query, list(range(TASKS))),
-            ("plain, two writes", tasks.plain_with_two_writes, list(range(TASKS))),
-            ("leased", tasks.leased, jobs),
+        numbers = list(range(TASKS))
+        for what, task, reuse in (
+            ("plain", tasks.plain, 0),
+            ("plain, one query", tasks.plain_with_a_query, 0),
+            ("plain, two writes", tasks.plain_with_two_writes, 0),
+            ("leased", tasks.leased, 0),
+            ("plain, one query, connection kept", tasks.plain_with_a_query, TASKS),
+            ("plain, two writes, connection kept", tasks.plain_with_two_writes, TASKS),
+            ("leased, connection kept", tasks.leased, TASKS),
         ):
+            arguments = numbers
+            if task is tasks.leased:
+                arguments = [row["id"] for row in sql(JOBS, 0, TASKS)]
             log = tmp_path / f"{what} {number}.log"
-            best[what] = max(best.get(what, 0), pace(task, arguments, database_url, log))
+            per_sec = pace(task, arguments, database_url, log, DB_REUSE_MAX=str(reuse))
+            best[what] = max(best.get(what, 0), per_sec)
     assert sql("SELECT DISTINCT status FROM jobs WHERE stage = 'noop'") == [{"status": "success"}]
     report(
         f"No-op tasks, prefork with {CHILDREN} children; best of {ROUNDS} × {TASKS:,}",

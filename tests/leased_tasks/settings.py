@@ -10,6 +10,8 @@ INSTALLED_APPS = [*WITHOUT_TASKS, "tests.leased_tasks"]
 
 CELERY_TASK_DEFAULT_QUEUE = os.environ["LEASED_TASKS_QUEUE"]
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_SEC", "0"))
+# 0 is Celery's own way: a new connection for each task.
+CELERY_DB_REUSE_MAX = int(os.environ.get("DB_REUSE_MAX", "0"))
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 
 # The server tells the main process's sessions from its children's.

@@ -1,4 +1,6 @@
-"""Children that end in the ordinary way, and those whose death only Celery can tell."""
+"""Children that end in the ordinary way, those whose death only Celery can tell, and those that
+keep their connections.
+"""
 
 import os
 import signal
@@ -21,7 +23,7 @@ def workers(database_url: str) -> Iterator[dict[str, Worker]]:
         prefork = ("--pool", "prefork", "--concurrency", "1")
         workers = {
             "recycling": start(*prefork, "--max-tasks-per-child", "2"),
-            "without pidfd": start(*prefork, NO_PIDFD="1"),
+            "without pidfd": start(*prefork, NO_PIDFD="1", DB_REUSE_MAX="1000"),
         }
         ready(*workers.values())
         yield workers
@@ -52,3 +54,19 @@ def test_without_a_pidfd_celerys_word_of_a_dead_child_gives_the_job_back(
     assert media.row(key)["reap_count"] == 1
     worker.let_go(key)
     await_status(media, key, Status.SUCCESS)
+
+
+def test_a_kept_connection_that_was_ended_meanwhile_costs_no_job(
+    workers: dict[str, Worker], media: Rows
+) -> None:
+    """celery#4878: nothing looks whether it still stands."""
+    worker = workers["without pidfd"]
+    for _ in range(3):
+        key = worker.send(media, "write_names")
+        assert await_status(media, key, Status.SUCCESS)["attempt_count"] == 1
+        assert media.event_types(key) == [EventType.JOB_FINISHED]
+        ended = media.sql(
+            "SELECT pg_terminate_backend(pid, 5000) AS ended FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'child'"
+        )
+        assert ended == [{"ended": True}]

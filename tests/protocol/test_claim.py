@@ -279,6 +279,15 @@ def test_a_claim_survives_a_session_that_was_ended(jobs: Rows, sql: Sql) -> None
     assert jobs.row(key)["status"] == "processing"
 
 
+def test_a_claim_survives_a_statement_that_an_exception_broke_off_before(jobs: Rows) -> None:
+    """Some other task's soft time limit, on a connection that is kept from task to task."""
+    key = jobs.plant()
+    connection.ensure_connection()
+    connection.connection.pgconn.send_query(b"SELECT 1")
+    assert claim(Job, key) is not None
+    assert jobs.row(key)["attempt_count"] == 1
+
+
 def end_own_session(sql: Sql) -> None:
     """End this thread's session as a restart of the server would."""
     connection.ensure_connection()
