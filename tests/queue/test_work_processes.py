@@ -152,7 +152,7 @@ def test_two_workers_share_the_work_and_run_each_job_once(
         (["--type", "nobodys"], "there is no handler for nobodys"),
         (["--concurrency", "0"], "it must be at least 1"),
         (["--poll", "0"], "it must be more than 0"),
-        (["--batch", "many"], "invalid"),
+        (["--batch", "many"], "is no whole number"),
     ],
 )
 def test_bad_usage_is_said_and_exits_with_2(options: list[str], said: str, work: Start) -> None:
