@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Parts = dict[str, Composable]
 
+# As left() takes it.
+LONGEST_TEXT: Final = 2**31 - 1
+
 SKIP_LOCKED: Final = SQL("FOR NO KEY UPDATE OF job SKIP LOCKED")
 NO_LOCK: Final = SQL("")
 
@@ -219,7 +222,6 @@ def reclaim_parts(table: JobTable) -> Parts:
         "on_expiry": Literal(table.on_expiry.value),
         "attempts_a_reap": SQL(str(int(table.attempts_counted is AttemptsCounted.REAP))),
         "note": Literal(table.note),
-        "note_in_row": _fitting(table, "fail_reason", SQL("verdict.note")),
         "limits": limits(table),
         "limit_of_job": _limit_of_job(table),
     }
@@ -282,6 +284,8 @@ def _common_parts(table: JobTable) -> Parts:
         **{part: Identifier(column) for part, column in table.columns.items()},
         **{status.value: Literal(table.word(status)) for status in table.words},
         **{f"no_{part}": _nothing(table, part) for part in _EMPTIED_TEXTS},
+        # A text that does not fit would keep its job from ever being given back or failed.
+        "longest_fail_reason": Literal(table.max_length("fail_reason") or LONGEST_TEXT),
         "is_queued": has_status(table, Status.QUEUED),
         "is_processing": has_status(table, Status.PROCESSING),
     }
@@ -347,14 +351,6 @@ def _attempts(table: JobTable, parts: Mapping[str, Composable]) -> Composable:
     if "attempt_count" in table.columns:
         return SQL("coalesce({}, 0)").format(_read(table, "attempt_count", "int"))
     return sql.compose("fragments/attempts_by_events", parts)
-
-
-def _fitting(table: JobTable, part: str, text: Composable) -> Composable:
-    """Return a text cut to what the column of a part has room for: one that does not fit would keep
-    its job from ever being reclaimed.
-    """
-    longest = table.max_length(part)
-    return text if longest is None else SQL("left({}, {})").format(text, Literal(longest))
 
 
 def _assignments(table: JobTable, parts: Mapping[str, Composable]) -> Composed:

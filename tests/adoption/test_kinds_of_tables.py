@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, models
 from django.test.utils import isolate_apps
+from django.utils import timezone
 
 import jobreaper
 from jobreaper import checks, installed, tables
@@ -390,6 +393,38 @@ def test_a_note_too_long_for_its_column_is_cut(create: Create, adopt: Adopt, sql
     sql("INSERT INTO chores VALUES (1)")
     assert reaped(table) == {1: "requeued"}
     assert sql("SELECT fail_reason FROM chores") == [{"fail_reason": "RECLAIMED"}]
+
+
+def test_an_error_too_long_for_its_column_is_cut(
+    create: Create, adopt: Adopt, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(errands.DEFINITION, "SCHEMA office")
+    sql('ALTER TABLE office."Errands" ALTER error_text TYPE varchar(9)')
+    monkeypatch.setattr(errands.Errand._meta.get_field("error_text"), "max_length", 9)
+    table = adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
+    for each in [installed.policies(connection), *installed.of_table(table, connection)]:
+        each.create(connection)
+    jobs = [errands.Errand._default_manager.create() for _ in range(3)]
+    claim = partial(jobreaper.claim, errands.Errand)
+    with pytest.raises(OSError, match="much too long"), jobreaper.hold(errands.Errand, jobs[0].pk):
+        raise OSError("much too long")
+    lease = claim(jobs[1].pk, worker="w")
+    assert lease
+    call = 'SELECT office."Errands_fail"(%s, %s, %s, %s, %s) AS held'
+    assert sql(call, lease.pk, "w", lease.epoch, "E1", "much too long") == [{"held": True}]
+    errands.Errand._default_manager.filter(pk=jobs[2].pk).update(tries_allowed=1)
+    assert claim(jobs[2].pk)
+    errands.Errand._default_manager.filter(pk=jobs[2].pk).update(
+        leased_until=timezone.now() - timedelta(1)
+    )
+    assert jobreaper.reap([errands.Errand]).failed == 1
+    assert [
+        *errands.Errand._default_manager.order_by("pk").values_list("error_text", flat=True)
+    ] == [
+        "much too ",
+        "much too ",
+        "lease_exp",
+    ]
 
 
 def test_attempts_that_are_null_count_as_none_and_the_rows_limit_wins(

@@ -13,7 +13,8 @@ reaped AS (
            {fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code}
                               ELSE verdict.fail_code END,
            {fail_reason} = CASE WHEN verdict.requeues THEN job.{fail_reason}
-                                ELSE coalesce(verdict.fail_reason, verdict.reason) END,
+                                ELSE left(coalesce(verdict.fail_reason, verdict.reason),
+                                          {longest_fail_reason}) END,
            {unlock}
       FROM verdict
      WHERE job.{id} = verdict.id

@@ -9,5 +9,5 @@
 {reap_count} = coalesce(job.{reap_count}, 0) + 1,
 {finished_at} = CASE WHEN verdict.requeues THEN NULL ELSE statement_timestamp() END,
 {fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code} ELSE {timeout} END,
-{fail_reason} = {note_in_row},
+{fail_reason} = left(verdict.note, {longest_fail_reason}),
 {updated_at} = statement_timestamp()

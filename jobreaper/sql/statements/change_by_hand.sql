@@ -34,7 +34,9 @@ changed AS (
                                          WHEN {failed} THEN %(fail_code)s
                                          ELSE job.{fail_code} END,
            {fail_reason} = CASE %(target)s WHEN {queued} THEN {no_fail_reason}
-                                           WHEN {failed} THEN coalesce(%(reason)s, {no_fail_reason})
+                                           WHEN {failed} THEN
+                                               left(coalesce(%(reason)s, {no_fail_reason}),
+                                                    {longest_fail_reason})
                                            ELSE job.{fail_reason} END,
            {unlock}
       FROM job_before

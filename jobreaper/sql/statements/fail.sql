@@ -17,7 +17,7 @@ ended AS (
            {next_earliest_run_at} = CASE WHEN verdict.requeues THEN verdict.run_again_at
                                          ELSE job.{next_earliest_run_at} END,
            {fail_code} = %(fail_code)s,
-           {fail_reason} = coalesce(%(fail_reason)s, {no_fail_reason}),
+           {fail_reason} = left(coalesce(%(fail_reason)s, {no_fail_reason}), {longest_fail_reason}),
            {unlock}
       FROM verdict
      WHERE job.{id} = verdict.id
