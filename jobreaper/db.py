@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
-from jobreaper.exceptions import UnsupportedDatabase
+from jobreaper.exceptions import OpenTransaction, UnsupportedDatabase
 
 R = TypeVar("R")
 
@@ -137,6 +137,11 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (opened and not connection.autocommit)
 
 
+def in_any_transaction() -> bool:
+    """Return whether any of this thread's connections is in a transaction of the caller's."""
+    return any(map(in_transaction, connections.all(initialized_only=True)))
+
+
 def close_left_open() -> list[str]:
     """Close those of this thread's connections that somebody has left in a transaction or switched
     out of autocommit; return the aliases of those in a transaction, which is rolled back.
@@ -156,6 +161,21 @@ def close_left_open() -> list[str]:
         if is_open or not connection.autocommit:
             connection.close()
     return undone
+
+
+def refuse_left_open(who: str) -> None:
+    """Close those of this thread's connections that ``who`` has left in a transaction or switched
+    out of autocommit.
+
+    Raises:
+        OpenTransaction: there was a transaction.
+    """
+    undone = close_left_open()
+    if undone:
+        raise OpenTransaction(
+            f"{who} left a transaction open on {', '.join(undone)}, and what it wrote there "
+            "is undone"
+        )
 
 
 def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:

@@ -87,7 +87,7 @@ class LeaseLost(JobreaperError):
 
 
 class OpenTransaction(JobreaperError):
-    """A handler returned and had left a transaction open, which was rolled back."""
+    """A job's function returned and had left a transaction open, which was rolled back."""
 
 
 class NotAllowed(JobreaperError):

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
-from jobreaper.db import close_left_open, fetch
+from jobreaper.db import fetch, refuse_left_open
 from jobreaper.exceptions import LeaseLost, OpenTransaction
 from jobreaper.handlers import Handler, handlers, refuse_coroutine
 from jobreaper.lease_groups import claim_group
@@ -55,12 +55,10 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
     if os.getpid() != pid:
         _end_child(error)
     # The next job's writes must not end up in this one's transaction.
-    undone = close_left_open()
-    if undone and error is None:
-        error = OpenTransaction(
-            f"the handler left a transaction open on {', '.join(undone)}, and what it wrote there "
-            "is undone"
-        )
+    try:
+        refuse_left_open("the handler")
+    except OpenTransaction as left_open:
+        error = error or left_open
     signals.run_ended.send_robust(model, lease=lease, error=error)
     return error
 

@@ -22,6 +22,7 @@ from django.db import Error, models, transaction
 from jobreaper import control
 from jobreaper.celery import shutdown
 from jobreaper.claims import claim
+from jobreaper.db import close_left_open, in_any_transaction, refuse_left_open
 from jobreaper.exceptions import ConfigurationError, LeaseLost
 from jobreaper.handlers import refuse_coroutine
 from jobreaper.leases import Lease
@@ -93,14 +94,20 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         """Claim the job whose id is the message's one argument, run the function, end the job."""
         if len(args) != 1 or kwargs:
             raise TypeError(f"{self.name} takes one argument, the job's id: apply_async(args=[pk])")
+        if not (self.request.called_directly or self.request.is_eager):
+            # Some other task's, on a connection that is kept: the claim would be undone with it.
+            close_left_open()
+        is_nested = in_any_transaction()
         lease = claim(self.job_model(), args[0])
         if lease is None:
             logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
             return None
-        with lease, _ended_by(self, lease):
+        with lease, _ended_by(self, lease, is_nested):
             with _interrupting(lease) if self.interrupt else nullcontext():
                 result = self.run(lease.job, lease)
-                refuse_coroutine(self.name, result)
+            refuse_coroutine(self.name, result)
+            if not is_nested:
+                refuse_left_open(self.name)
             if not lease.closed:
                 self._finish(lease, result)
             return result
@@ -138,8 +145,11 @@ class LeasedTask(Task):  # type: ignore[type-arg]
 
 
 @contextmanager
-def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
-    """End the lease as the exception that leaves the block says, and let the exception go on."""
+def _ended_by(task: LeasedTask, lease: Lease, is_nested: bool) -> Iterator[None]:
+    """End the lease as the exception that leaves the block says, and let the exception go on.
+
+    A task that is called in somebody's transaction, as eager ones can be, leaves that alone.
+    """
     try:
         yield
     except BaseException as error:
@@ -148,6 +158,9 @@ def _ended_by(task: LeasedTask, lease: Lease) -> Iterator[None]:
             # A cancelled or reaped job is nobody's failure: the record says what happened.
             logger.info("%s stopped: %s", task.name, cause)
             raise Ignore from error
+        if not is_nested:
+            # Written into a transaction that the function left open, the end would be undone too.
+            close_left_open()
         went_back = False
         # Where this write fails too, the lease runs out and the reaper does the rest.
         with suppress(LeaseLost, Error):

@@ -19,6 +19,7 @@ from django.test import override_settings
 
 from jobreaper import ConfigurationError, cancel, enqueue
 from jobreaper.celery import shutdown
+from jobreaper.exceptions import OpenTransaction
 from jobreaper.models import Job
 from jobreaper.states import EventType, Status
 from tests.leased_tasks.brokers import declare, raising
@@ -208,6 +209,45 @@ def test_an_exception_inside_a_broken_transaction_is_still_on_record(run: Run, j
 
     pk = run(work, raises=Exception)
     assert jobs.row(pk)["fail_code"] == "DataError"
+
+
+def begin() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN; SELECT 1")
+
+
+@pytest.mark.parametrize("leave_open", [begin, lambda: transaction.set_autocommit(False)])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_transaction_that_a_function_leaves_open_does_not_swallow_the_jobs_end(
+    fails: bool, leave_open: Any, run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        leave_open()
+        Job.objects.filter(pk=job.pk).update(org_id="undone")
+        if fails:
+            raise ZeroDivisionError
+
+    pk = run(work, raises=ZeroDivisionError if fails else OpenTransaction)
+    row = jobs.row(pk)
+    code = "ZeroDivisionError" if fails else "OpenTransaction"
+    assert (row["status"], row["fail_code"], row["org_id"]) == (Status.QUEUED, code, None)
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
+def test_a_callers_transaction_is_left_alone(one_app: Celery, jobs: Rows) -> None:
+    """Out of autocommit, where Django knows of no block."""
+    job = Job(type="mail")
+    Job.objects.bulk_create([job])
+    task = declare(one_app, lambda job, lease: None)
+    transaction.set_autocommit(False)
+    try:
+        Job.objects.filter(pk=job.pk).update(org_id="kept")
+        task(job.pk)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    row = jobs.row(job.pk)
+    assert (row["status"], row["org_id"]) == (Status.SUCCESS, "kept")
 
 
 def test_where_the_failure_cannot_be_written_the_exception_is_seen_all_the_same(
