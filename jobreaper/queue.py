@@ -88,9 +88,6 @@ def enqueue(
     connection = table.connection()
     statement = _statement("enqueue", dedupe == Dedupe.REPLACE)
     params = _params([row])
-    live = Job._base_manager.using(connection.alias).filter(
-        status__in=[Status.QUEUED, Status.PROCESSING]
-    )
     for _ in range(MOST_TRIES):
         found = retrying(connection, lambda _: instances(connection, Job, statement, params))
         for job, (is_new,) in found[:1]:
@@ -100,7 +97,10 @@ def enqueue(
             if dedupe != Dedupe.REPLACE:
                 return job
             # It could not be replaced since it was claimed; the statement had looked before that.
-            if running := live.filter(pk=job.pk).first():
+            live = Job._base_manager.using(connection.alias).filter(
+                pk=job.pk, status__in=[Status.QUEUED, Status.PROCESSING]
+            )
+            if running := live.first():
                 return running
     raise RuntimeError(f"jobs with the key {row['dedupe_key']!r} end faster than they can be seen")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Final, TypeVar
 
-from django.db import models
+from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.base import ModelState
 from django.db.models.signals import post_init, pre_init
@@ -41,16 +41,7 @@ def instances(
         _adapt(cursor.adapters)
         cursor.execute(statement, params)
         rows = cursor.fetchall()
-    converters = []
-    for place, field in enumerate(fields):
-        column = field.get_col(model._meta.db_table)
-        converters += [
-            (place, convert, column)
-            for convert in (
-                *connection.ops.get_db_converters(column),
-                *column.get_db_converters(connection),
-            )
-        ]
+    converters = _converters(model, connection.alias)
     make = partial(_made_plainly, model) if _is_made_plainly(model) else model.from_db
     found = []
     for row in rows:
@@ -65,6 +56,26 @@ def instances(
     return found
 
 
+# Worked out once: for a single row it would take longer than all the rest.
+@cache
+def _converters(model: type[models.Model], alias: str) -> list[tuple[int, Any, Any]]:
+    """Return what makes Python's value of the database's: the column's place, a function, the
+    column.
+    """
+    connection = connections[alias]
+    found = []
+    for place, field in enumerate(model._meta.concrete_fields):
+        column = field.get_col(model._meta.db_table)
+        found += [
+            (place, convert, column)
+            for convert in (
+                *connection.ops.get_db_converters(column),
+                *column.get_db_converters(connection),
+            )
+        ]
+    return found
+
+
 def _is_read(value: object) -> bool:
     return value is not _UNREADABLE
 
@@ -76,11 +87,15 @@ def _is_made_plainly(model: type[models.Model]) -> bool:
     return (
         model.__init__ is models.Model.__init__
         and model.from_db.__func__ is models.Model.from_db.__func__  # type: ignore[attr-defined]
-        and not any(
-            hasattr(getattr(model, field.attname), "__set__")
-            for field in model._meta.concrete_fields
-        )
+        and not _minds_setting(model)
         and not any(signal.has_listeners(model) for signal in (pre_init, post_init))
+    )
+
+
+@cache
+def _minds_setting(model: type[models.Model]) -> bool:
+    return any(
+        hasattr(getattr(model, field.attname), "__set__") for field in model._meta.concrete_fields
     )
 
 
