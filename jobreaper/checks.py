@@ -144,8 +144,11 @@ def check_installed_sql(
 ) -> list[checks.CheckMessage]:
     """Report W010: SQL functions or views in the database are not as a fresh render has them."""
     messages: list[checks.CheckMessage] = []
-    for connection, tables in _tables_by_database(databases):
-        for drift in installed.drifted(connection, tables):
+    tables = job_tables()
+    for connection in _connections(databases):
+        here = [table for table in tables if table.alias == connection.alias]
+        elsewhere = [table for table in tables if table not in here]
+        for drift in installed.drifted(connection, here, elsewhere):
             remedy = f"Run `manage.py reaper_sql --install --database {connection.alias}`."
             messages.append(
                 checks.Warning(
@@ -165,8 +168,9 @@ def check_tables_in_the_database(
     """
     return [
         message
-        for connection, tables in _tables_by_database(databases)
-        for table in tables
+        for connection in _connections(databases)
+        for table in job_tables()
+        if _is_same_database(connection, connections[table.alias])
         for message in _check_table(connection, table)
     ]
 
@@ -206,13 +210,15 @@ def _check_table(connection: BaseDatabaseWrapper, table: JobTable) -> Iterator[c
         )
 
 
-def _tables_by_database(
-    databases: Sequence[str] | None,
-) -> Iterator[tuple[BaseDatabaseWrapper, list[JobTable]]]:
-    for alias in databases or ():
-        connection = connections[alias]
-        if connection.vendor == "postgresql":
-            yield connection, [table for table in job_tables() if table.alias == alias]
+def _connections(databases: Sequence[str] | None) -> list[BaseDatabaseWrapper]:
+    found = [connections[alias] for alias in databases or ()]
+    return [connection for connection in found if connection.vendor == "postgresql"]
+
+
+def _is_same_database(one: BaseDatabaseWrapper, other: BaseDatabaseWrapper) -> bool:
+    # The reaper may have an alias of its own, for the role that it needs.
+    keys = ("HOST", "PORT", "NAME")
+    return [one.settings_dict[key] for key in keys] == [other.settings_dict[key] for key in keys]
 
 
 def _check_database(table: JobTable) -> Iterator[checks.CheckMessage]:

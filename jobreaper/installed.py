@@ -106,12 +106,16 @@ class Drift:
     remedy: str | None = None
 
 
-def drifted(connection: BaseDatabaseWrapper, tables: Iterable[JobTable]) -> list[Drift]:
+def drifted(
+    connection: BaseDatabaseWrapper, tables: Iterable[JobTable], elsewhere: Iterable[JobTable] = ()
+) -> list[Drift]:
     """Return what differs from a fresh render, is missing beside the others of its table, or
-    belongs to no table.
+    belongs to no table; not even to one that is ``elsewhere``, whose database may be this one by
+    another alias.
     """
     groups = [[policies(connection)], *(of_table(table, connection) for table in tables)]
-    found = _found(connection)
+    known = {made.name for table in elsewhere for made in of_table(table, connection)}
+    found = [row for row in _found(connection) if row[0] not in known]
     names = {name for name, *_ in found}
     expected = {made.name: made for group in groups for made in group}
     drifts = [
@@ -192,7 +196,7 @@ def _found(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
 def _schemas(connection: BaseDatabaseWrapper) -> list[str]:
     # A table without a schema may be in any of them, and so may the events.
     [(schemas,)] = fetch(connection, "SELECT current_schemas(false)::text[]", {})
-    return list(schemas)
+    return list(schemas) or ["public"]
 
 
 def _as_template(value: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import Error
-from django.db import connection, models
+from django.db import connection, connections, models
 from django.test.utils import isolate_apps
 from django.utils import timezone
 
@@ -21,7 +21,10 @@ from jobreaper.exceptions import ConfigurationError
 from jobreaper.jobtable import JobTable
 from tests.adoption.conftest import Adopt
 from tests.docs import markdown
+from tests.functions.conftest import reaper
 from tests.rows import Sql
+
+__all__ = ["reaper"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -437,6 +440,25 @@ def test_a_role_that_does_not_see_every_row_is_told_so(
         "jobreaper.W012 Job table 'scans' has row-level security, so the role"
     )
     assert passed(table) == {}
+
+
+def test_the_role_of_another_alias_of_the_database_is_looked_at_too(
+    scan: Any,
+    adopt: Adopt,
+    monkeypatch: pytest.MonkeyPatch,
+    as_role: Callable[[str], None],
+    reaper: str,
+) -> None:
+    table = adopt_scans(adopt, scan)
+    monkeypatch.setattr(checks, "job_tables", lambda: [table])
+    assert checks.check_tables_in_the_database(None, databases=[reaper]) == []
+    as_role("neither")
+    with connection.cursor() as ours, connections[reaper].cursor() as theirs:
+        ours.execute("SELECT current_user")
+        theirs.execute(f"SET ROLE {ours.fetchone()[0]}")
+        ours.execute("RESET ROLE")
+    [message] = checks.check_tables_in_the_database(None, databases=[reaper])
+    assert message.id == "jobreaper.W012"
 
 
 @pytest.mark.parametrize("kind", ["policy", "BYPASSRLS"])

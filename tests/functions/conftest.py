@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
 from jobreaper import installed
 from jobreaper.tables import table_of
@@ -35,3 +35,12 @@ def as_before(transactional_db: None) -> Iterator[None]:
     yield
     for made in [installed.policies(connection), *installed.of_table(table_of(Job), connection)]:
         made.create(connection)
+
+
+@pytest.fixture
+def reaper(transactional_db: None) -> Iterator[str]:
+    """Another alias of the test database, as a reaper has that needs a role of its own."""
+    connections["reaper"] = connection.copy("reaper")
+    yield "reaper"
+    connections["reaper"].close()
+    del connections["reaper"]

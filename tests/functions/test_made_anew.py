@@ -215,3 +215,7 @@ def test_a_table_of_another_database_is_not_passed_over() -> None:
         pytest.raises(CommandError, match=r"not in the database 'default': jobs in 'archive'"),
     ):
         install()
+
+
+def test_another_alias_of_the_same_database_is_not_told_to_drop_them(reaper: str) -> None:
+    assert checks.check_installed_sql(None, databases=[reaper]) == []
