@@ -10,6 +10,8 @@ from typing import Any, Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import Error as PsycopgError
+from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
@@ -32,6 +34,7 @@ TRANSIENT_SQLSTATES: Final = frozenset(
         "57P01",  # admin_shutdown
         "57P02",  # crash_shutdown
         "57P03",  # cannot_connect_now
+        "57P05",  # idle_session_timeout: the work took longer
     }
 )
 
@@ -128,6 +131,18 @@ def is_transient(connection: BaseDatabaseWrapper, error: Exception) -> bool:
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     if sqlstate is not None and not sqlstate.startswith("08"):
         return sqlstate in TRANSIENT_SQLSTATES
+    return _ended_session(connection, error)
+
+
+def _ended_session(connection: BaseDatabaseWrapper, error: Exception) -> bool:
+    """Return whether ``error`` was the end of its session. The connection does not always show it:
+    on the way out of ``atomic()`` Django may have opened another.
+    """
+    cause = error.__cause__
+    if isinstance(cause, PsycopgError):
+        without_word = isinstance(cause, PsycopgOperationalError) and cause.sqlstate is None
+        if without_word or cause.diag.severity_nonlocalized in ("FATAL", "PANIC"):
+            return True
     return is_lost(connection)
 
 
@@ -202,11 +217,20 @@ def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
             if not is_transient(connection, error):
                 raise
             logger.info("transient database error, trying again: %s", in_words(error))
-            if is_lost(connection):
+            if _ended_session(connection, error):
                 may_be_committed = True
-                connection.close()
+                _discard(connection)
         time.sleep(wait * random.uniform(0.75, 1.25))
     return send(may_be_committed)
+
+
+def _discard(connection: BaseDatabaseWrapper) -> None:
+    """Close a lost connection. What has ended it has often ended all those of its pool, more than
+    there are tries.
+    """
+    connection.close()
+    if pool := getattr(connection, "pool", None):
+        pool.check()
 
 
 def in_words(error: Exception, *, is_managed: bool = True) -> str:

@@ -1,7 +1,9 @@
 """Statements, and the errors that pass by themselves."""
 
+import os
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -15,11 +17,13 @@ from django.db import (
     connection,
     transaction,
 )
+from django.db.backends.base.base import BaseDatabaseWrapper
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobreaper import db
 from project.media.models import Job
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -253,6 +257,73 @@ def test_after_a_lost_connection_the_next_try_is_warned_and_has_a_new_one(sql: S
     sender = Sender(1, lose_the_connection)
     assert db.retrying(connection, sender) == "sent"
     assert sender.told == [False, True]
+
+
+def cut_the_line() -> None:
+    """End this thread's connection as a network would, or a proxy in it: without a word."""
+    with socket.socket(fileno=os.dup(connection.connection.pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_connection_that_django_has_replaced_in_the_meantime_was_lost_too() -> None:
+
+    def lose_the_connection() -> None:
+        # Outside a transaction when it is left, Django connects anew.
+        with transaction.atomic():
+            cut_the_line()
+            run("SELECT 1")
+
+    sender = Sender(1, lose_the_connection)
+    assert db.retrying(connection, sender) == "sent"
+    assert sender.told == [False, True]
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_session_that_the_server_ended_for_being_idle_is_no_reason_to_give_up(sql: Sql) -> None:
+
+    def be_idle() -> None:
+        run("SET idle_session_timeout = '1ms'")
+        pid = connection.connection.info.backend_pid
+        until(lambda: not sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
+        run("SELECT 1")
+
+    sender = Sender(1, be_idle)
+    assert db.retrying(connection, sender) == "sent"
+    assert sender.told == [False, True]
+
+
+@pytest.fixture
+def pooled() -> Iterator[BaseDatabaseWrapper]:
+    """A connection from a pool with more of them than there are tries."""
+    size = db.RETRIES + 3
+    wrapper: Any = connection.copy("pooled")
+    options = wrapper.settings_dict["OPTIONS"]
+    options["pool"] = {"min_size": size, "max_size": size}
+    options["application_name"] = "pooled"
+    # With them the pool itself finds out, in its own time.
+    wrapper.settings_dict["CONN_HEALTH_CHECKS"] = False
+    wrapper.pool.open(wait=True, timeout=10)
+    yield wrapper
+    wrapper.close()
+    wrapper.close_pool()
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_pool_that_has_lost_every_connection_does_not_use_up_the_tries(
+    pooled: BaseDatabaseWrapper, sql: Sql
+) -> None:
+    sessions = "pg_stat_activity WHERE application_name = 'pooled'"
+    [ended] = sql(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM {sessions}")
+    assert ended["count"] > db.RETRIES + 1
+    sent = []
+
+    def send(_: bool) -> list[tuple[Any, ...]]:
+        sent.append(_)
+        return db.fetch(pooled, "SELECT 1", {})
+
+    assert db.retrying(pooled, send) == [(1,)]
+    assert sent == [False, True]
 
 
 @pytest.mark.usefixtures("hurry")
