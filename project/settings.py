@@ -76,6 +76,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or REDIS_URL
 CELERY_TIMEZONE = "UTC"
+# Workers log as LOGGING says.
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 if HAS_BEAT:
     CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 elif not NO_SERVERS:

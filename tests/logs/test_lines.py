@@ -144,6 +144,26 @@ class TestJson:
         record = logging.LogRecord("any", logging.ERROR, "", 0, "failed", (), info)
         assert "KeyError: 'missing'" in self.formatted(record)["exception"]
 
+    def test_a_celery_worker_keeps_to_it(self) -> None:
+        script = (
+            "import logging; from project.celery import app; app.loader.init_worker();"
+            "app.log.setup(loglevel='INFO'); logging.getLogger('jobreaper.leases').info('hello')"
+        )
+        environment = {
+            **os.environ,
+            "DJANGO_LOG_FORMAT": "json",
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+        }
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        said = [json.loads(line)["message"] for line in result.stderr.splitlines()]
+        assert "hello" in said
+
     def test_one_line_of_settings_makes_every_line_json(
         self, database_url: str, lines: Lines
     ) -> None:
