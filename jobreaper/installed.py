@@ -145,9 +145,13 @@ class TableAsItIs(NamedTuple):
 
 
 def table_as_it_is(table: JobTable, connection: BaseDatabaseWrapper) -> TableAsItIs | None:
-    """Return what there is of a table in the database, ``None`` where there is no such table."""
+    """Return what there is of a table in the database, ``None`` where the role finds no such
+    table.
+    """
     name = Identifier(*table.name_parts).as_string(None)
-    rows = fetch(connection, sql.render("statements/table_as_it_is"), {"table": name})
+    schema = Identifier(*table.name_parts[:-1]).as_string(None) if table.name_parts[1:] else None
+    params = {"table": name, "schema": schema}
+    rows = fetch(connection, sql.render("statements/table_as_it_is"), params)
     return TableAsItIs(json.loads(rows[0][0]), *rows[0][1:]) if rows else None
 
 

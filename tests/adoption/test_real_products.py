@@ -461,6 +461,24 @@ def test_the_role_of_another_alias_of_the_database_is_looked_at_too(
     assert message.id == "jobreaper.W012"
 
 
+def test_a_table_in_a_schema_closed_to_the_role_stops_no_check(
+    scan: Any,
+    adopt: Adopt,
+    sql: Sql,
+    monkeypatch: pytest.MonkeyPatch,
+    as_role: Callable[[str], None],
+) -> None:
+    table = adopt_scans(adopt, scan)
+    sql("CREATE SCHEMA closed; CREATE TABLE closed.scans (id int)")
+    try:
+        as_role("neither")
+        with monkeypatch.context() as patch:
+            patch.setattr(scan._meta, "db_table", 'closed"."scans')
+            assert w012(table, patch) == []
+    finally:
+        sql("DROP SCHEMA closed CASCADE")
+
+
 @pytest.mark.parametrize("kind", ["policy", "BYPASSRLS"])
 def test_a_role_that_sees_every_row_reaps_for_all_tenants(
     scan: Any,

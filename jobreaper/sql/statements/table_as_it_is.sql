@@ -1,5 +1,5 @@
 -- A table as this session sees it: its columns with their types, whether rows are kept from it, and
--- who it is. No row back means that there is no such table.
+-- who it is. No row back means that there is no such table for it.
 SELECT (SELECT jsonb_object_agg(attname, format_type(coalesce(nullif(typbasetype, 0), atttypid), NULL))::text
           FROM pg_attribute
           JOIN pg_type ON pg_type.oid = atttypid
@@ -14,4 +14,5 @@ SELECT (SELECT jsonb_object_agg(attname, format_type(coalesce(nullif(typbasetype
                                            WHERE role = 0 OR pg_has_role(role, 'USAGE'))),
        current_user::text
   FROM pg_class AS class
- WHERE class.oid = to_regclass(%(table)s)
+ WHERE class.oid = CASE WHEN coalesce(has_schema_privilege(to_regnamespace(%(schema)s), 'USAGE'), true)
+                        THEN to_regclass(%(table)s) END
