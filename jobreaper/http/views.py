@@ -88,8 +88,11 @@ def tick(request: HttpRequest) -> JsonResponse:
     check_access(request)
     limit, budget_sec = _wishes(request)
     ends_at = time.monotonic() + budget_sec
-    reap(trigger=Trigger.TICK)
+    done = reap(trigger=Trigger.TICK)
     tally = run_due(limit, ends_at - time.monotonic())
+    if done.errors and not tally.claimed:
+        # The wait for a database that is away may have left no time to be told so by it again.
+        return _error(503, done.errors[0])
     return JsonResponse(
         {
             "ok": True,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import OperationalError, connection
 from django.middleware.csrf import get_token
 from django.test import Client, RequestFactory, override_settings
 
-from jobreaper import claim, enqueue, enqueue_many, job_handler, signals
+from jobreaper import claim, enqueue, enqueue_many, guard, job_handler, signals
 from jobreaper.models import Job, ReaperPass
 from tests.http.conftest import TOKEN
 from tests.races.rivals import Rivals
@@ -145,6 +145,22 @@ def test_a_database_that_does_not_answer_is_said(cron: Client, sql: Sql, jobs: R
     assert answer.status_code == 503
     assert answer.json()["ok"] is False
     assert "manage.py migrate" in answer.json()["error"]
+
+
+def test_a_database_that_does_not_answer_is_said_where_waiting_for_it_took_all_the_time(
+    cron: Client, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> str | None:
+        raise OperationalError("connection refused")
+
+    enqueue("mail")
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "reason_to_hold", away)
+        answer = tick(cron, budget_sec=0)
+        assert tick(cron, limit=1).json()["ok"]
+    assert answer.status_code == 503
+    assert answer.json() == {"ok": False, "error": "connection refused"}
+    assert len(seen) == 1
 
 
 # Who may.
