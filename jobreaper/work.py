@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 import psycopg
-from django.db import Error, close_old_connections, connections
+from django.db import Error, close_old_connections, connections, reset_queries
 from psycopg.sql import SQL, Identifier
 
 from jobreaper import conf, heartbeat
@@ -152,6 +152,8 @@ class Worker:
 
     def _turn(self, once: bool) -> bool:
         """Do what is to be done now, wait until there is more, and return whether to go on."""
+        # With DEBUG, Django keeps every statement until the next request, which never comes here.
+        reset_queries()
         try:
             self._end_done()
             if self._stopping or self._is_stuck:
@@ -222,6 +224,7 @@ class Worker:
                 self._last_start = run.started_at = local_clock()
                 run.error = call(self.handlers[run.lease.job.type], run.lease)
                 run.ended_at = local_clock()
+                reset_queries()
                 self._done.append(run)
                 waiting = self._waiting.qsize()
                 if waiting <= self._window // 2:

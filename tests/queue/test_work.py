@@ -311,6 +311,15 @@ def test_a_process_that_a_handler_forks_ends_with_the_handler_and_is_no_second_w
     assert finish_group([run]).ended == [run]
 
 
+def test_with_debug_a_worker_does_not_keep_every_statement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections["default"], "force_debug_cursor", True)
+    enqueue_many([{}] * 20, type="idle")
+    assert once(batch=1).succeeded == 20
+    assert len(connection.queries_log) < 10
+
+
 def test_a_type_without_a_handler_waits_unharmed_and_is_named(
     jobs: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
