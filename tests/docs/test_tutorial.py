@@ -80,3 +80,15 @@ def test_rows_from_before_are_left_alone_until_somebody_gives_them_back(site: Si
     assert worker.wait(COMMAND_SEC) == 0
     [done] = site.sql(f"SELECT payload FROM jobs WHERE id = {fresh['id']}")
     assert done["payload"] == {"output": f"clip-{fresh['id']}-1.mp4"}
+
+
+def test_a_worker_that_is_told_to_stop_gives_its_job_back(site: Site) -> None:
+    site.run(migrate_to_the_model(site))
+    site.follow(markdown.section(TUTORIAL, "Five: the worker"))
+    site.sql("INSERT INTO jobs (stage) VALUES ('clip')")
+    worker = site.start("python manage.py run_clips")
+    site.await_row("SELECT 1 FROM jobs WHERE lease_epoch = 1")
+    worker.terminate()
+    assert worker.wait(COMMAND_SEC) == 0
+    [job] = site.sql("SELECT status, attempt_count FROM jobs WHERE stage = 'clip'")
+    assert (job["status"], job["attempt_count"]) == ("queued", 0)
