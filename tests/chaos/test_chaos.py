@@ -123,8 +123,12 @@ def do_harm(house: House, ends_at: float) -> Counter[str]:
     """Do everything that can be done, each so many times, in a random order at random moments,
     until every job has ended; return how often each was done.
     """
-    harms = [name for name in house.harms for _ in range(TIMES[name])]
-    random.shuffle(harms)
+    first = list(house.harms)
+    others = [name for name in first for _ in range(TIMES[name] - 1)]
+    random.shuffle(first)
+    random.shuffle(others)
+    # Each once before any twice: the jobs may be at an end before the last moments.
+    harms = first + others
     began = time.monotonic()
     moments = sorted(began + random.uniform(0, CHAOS_SEC) for _ in harms)
     done: Counter[str] = Counter()
