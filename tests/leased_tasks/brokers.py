@@ -40,6 +40,9 @@ def celery_app(url: str, queue: Any = None, **options: Any) -> Iterator[Celery]:
     """A Celery app in place of the one before it until the block ends, with a queue of its own
     unless one is named. Tasks that a test declares with it are gone with it.
     """
+    if url.startswith("amqp"):
+        # A message is in its queue when the send returns, whatever then becomes of the connection.
+        options.setdefault("broker_transport_options", {"confirm_publish": True})
     before = get_current_app()
     app = Celery("leased-tasks", broker=url, set_as_current=False)
     app.conf.update(
