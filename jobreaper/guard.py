@@ -15,14 +15,14 @@ from jobreaper.db import fetch
 def reason_to_hold(connection: BaseDatabaseWrapper) -> str | None:
     """Return why a pass must reap nothing now, ``None`` where it may go on.
 
-    A server that no pass had seen before its start is a fresh installation or a restored backup:
-    no worker of it can be about to beat, and nothing is held.
+    It came up by a start, by its recovery from a crash or by a failover. Where no pass had run
+    before, no worker can be about to beat, and nothing is held.
     """
     grace_sec = conf.settings().recovery_grace_sec
-    [(up_sec, had_passes)] = fetch(connection, sql.render("statements/server_start"), {})
+    [(up_sec, had_passes)] = fetch(connection, sql.render("statements/server_back"), {})
     if not had_passes or up_sec >= grace_sec:
         return None
     return (
-        f"PostgreSQL started {up_sec:.0f} s ago; workers have until {grace_sec:g} s after the "
-        "start to beat again (RECOVERY_GRACE_SEC)"
+        f"PostgreSQL came up {up_sec:.0f} s ago; workers have until {grace_sec:g} s after that "
+        "to beat again (RECOVERY_GRACE_SEC)"
     )

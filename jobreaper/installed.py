@@ -298,7 +298,7 @@ class _Maker:
         stages = {"known_stages": known.as_string(None)}
         parts: rendering.Parts = {
             "statement": self._inside(text, _REAP, name),
-            "server_start": SQL(sql.render("statements/server_start")),
+            "server_back": SQL(sql.render("statements/server_back")),
             "grace_sec": SqlLiteral(grace_sec),
             "grace_in_words": SqlLiteral(f"{grace_sec:g}"),
             "statement_for_one": self._inside(text, _REAP_ONE, name),

@@ -209,7 +209,7 @@ class Postgres:
         if self.user:
             _let_others_in(self.data)
             _let_others_read(self.bin.parent)
-            self.data.mkdir(exist_ok=True)
+            self.data.mkdir(mode=0o700, exist_ok=True)
             self.log.touch()
             for path in (self.data, self.log, sockets):
                 shutil.chown(path, self.user)
@@ -218,17 +218,18 @@ class Postgres:
         """Start the server and wait until it answers; a server left from before is stopped."""
         self.stop()
         if not (self.data / "PG_VERSION").exists():
-            self._run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
+            self.run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
         options = f"-h '' -k {shlex.quote(str(self.sockets))} -c max_connections=200"
-        self._run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.log), "-o", options)
+        self.run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.log), "-o", options)
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server; `mode` is pg_ctl's: smart, fast, or immediate for a crash."""
         if (self.data / "postmaster.pid").exists():
             with contextlib.suppress(subprocess.CalledProcessError):
-                self._run("pg_ctl", "stop", "-w", "-m", mode)
+                self.run("pg_ctl", "stop", "-w", "-m", mode)
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program of PostgreSQL on the data of this server."""
         subprocess.run(
             [str(self.bin / program), "-D", str(self.data), *arguments],
             check=True,

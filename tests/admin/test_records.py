@@ -139,7 +139,7 @@ def passes(db: None) -> dict[str, ReaperPass]:
             reaper="a:1:b", trigger="command", counts={"jobs": {"requeued": 0, "failed": 0}}
         ),
         "held": ReaperPass.objects.create(
-            reaper="a:1:b", trigger="sql", held=True, held_reason="PostgreSQL started 12 s ago"
+            reaper="a:1:b", trigger="sql", held=True, held_reason="PostgreSQL came up 12 s ago"
         ),
         "error": ReaperPass.objects.create(
             reaper="a:1:b", trigger="python", error="jobs: <b>lock timeout</b>"
@@ -169,9 +169,9 @@ def test_a_pass_shows_what_it_did_and_why_not(
     assert "lock timeout</b>" not in page
     shown = text(page)
     assert "2.0 s beat a:1:b jobs: 3 requeued, 1 failed reaped" in shown
-    assert "held PostgreSQL started 12 s ago" in shown
+    assert "held PostgreSQL came up 12 s ago" in shown
     assert "error jobs: <b>lock timeout</b>" in shown
-    assert "PostgreSQL started 12 s ago" in text(html(superuser, page_of(passes["held"])))
+    assert "PostgreSQL came up 12 s ago" in text(html(superuser, page_of(passes["held"])))
     assert "Jobs by table: - Outcome:" in text(html(superuser, page_of(passes["nothing to do"])))
 
 

@@ -173,7 +173,7 @@ def test_after_a_restart_a_pass_is_held_and_says_why(jobs: Rows, restarted: None
     result = reap()
     assert result.held
     assert result.held_reason is not None
-    assert result.held_reason.startswith("PostgreSQL started ")
+    assert result.held_reason.startswith("PostgreSQL came up ")
     assert "RECOVERY_GRACE_SEC" in result.held_reason
     assert (result.requeued, result.failed, result.all_errors) == (0, 0, [])
     assert jobs.row(key) == before

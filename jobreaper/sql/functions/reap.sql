@@ -16,11 +16,11 @@ DECLARE
     failed int := 0;
     reason_to_hold text;
 BEGIN
-    {server_start}
+    {server_back}
     INTO server;
     IF server.had_passes AND server.up_sec < {grace_sec} THEN
-        reason_to_hold := format('PostgreSQL started %s s ago; workers have until %s s after the '
-                                 'start to beat again (RECOVERY_GRACE_SEC)',
+        reason_to_hold := format('PostgreSQL came up %s s ago; workers have until %s s after that '
+                                 'to beat again (RECOVERY_GRACE_SEC)',
                                  round(server.up_sec::numeric), {grace_in_words});
     ELSE
         BEGIN
