@@ -15,7 +15,7 @@ from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
-from jobreaper.exceptions import OpenTransaction, UnsupportedDatabase
+from jobreaper.exceptions import JobreaperError, OpenTransaction, UnsupportedDatabase
 
 R = TypeVar("R")
 
@@ -234,9 +234,11 @@ def _discard(connection: BaseDatabaseWrapper) -> None:
 
 
 def in_words(error: Exception, *, is_managed: bool = True) -> str:
-    """Return a database error as one line that says what to do where that is known. Of a table that
-    Django does not manage, no migration need have what is missing.
+    """Return an error as one line that says what to do where that is known; our own are left whole.
+    Of a table that Django does not manage, no migration need have what is missing.
     """
+    if isinstance(error, JobreaperError):
+        return str(error)
     line = str(error).strip().split("\n", 1)[0] or type(error).__name__
     if getattr(error.__cause__, "sqlstate", None) in UNMIGRATED_SQLSTATES:
         by_hand = "" if is_managed else ", or add by hand what Django does not manage"

@@ -21,6 +21,7 @@ from jobreaper import conf, heartbeat, signals
 from jobreaper.db import fetch, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost
 from jobreaper.heartbeat import Beat
+from jobreaper.policies import LONGEST_MS
 from jobreaper.states import EventType, Status
 from jobreaper.tables import JobTable
 from jobreaper.worker import local_clock
@@ -146,7 +147,8 @@ class Lease:
         left, ``failed`` for good otherwise or with ``retry=False``. Return whether it went back.
 
         An exception gives its class as ``fail_code`` and its message as ``fail_reason``.
-        ``delay_sec`` takes the place of the backoff.
+        ``delay_sec`` takes the place of the backoff; what is no time at all or longer than a year
+        counts as none or as a year, since an error here would leave the job to its lease.
 
         Raises:
             LeaseLost: the lease is lost; nothing was written.
@@ -162,7 +164,7 @@ class Lease:
                 "fail_code": storable(code)[:LONGEST_CODE],
                 "fail_reason": None if why is None else storable(why),
                 "retry": retry,
-                "delay_sec": delay_sec,
+                "delay_sec": None if delay_sec is None else _at_most_a_year(delay_sec),
                 "policies": conf.settings().policies_json,
             },
         )
@@ -357,3 +359,8 @@ _ENDINGS: Final[Mapping[str, Signal]] = {
     EventType.JOB_FAILED: signals.job_failed,
     EventType.JOB_RELEASED: signals.job_released,
 }
+
+
+def _at_most_a_year(sec: float) -> float:
+    # In this order NaN is 0.
+    return max(0.0, min(sec, LONGEST_MS / 1000))

@@ -117,7 +117,7 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
             due = _mark(table, {"id": None, "n": batch_size, "stages": stages})
             result.sent[table.name] = _send(table, tasks, due)
         except (BrokerError, Error, ConfigurationError) as error:
-            said = in_words(error) if isinstance(error, Error) else str(error)
+            said = in_words(error)
             logger.error("jobs of %s were not sent: %s", table.name, said)
             result.errors.append(f"{table.name}: {said}")
     return result

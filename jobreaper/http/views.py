@@ -63,7 +63,7 @@ def _endpoint(*methods: str) -> Callable[[View], View]:
                 if refused.status == 401:
                     answer["WWW-Authenticate"] = "Bearer"
             except (Error, JobreaperError) as error:
-                said = in_words(error) if isinstance(error, Error) else str(error)
+                said = in_words(error)
                 logger.warning("%s failed: %s", request.path, said)
                 answer = _error(503, said)
             answer["Cache-Control"] = "no-store"

@@ -163,13 +163,26 @@ def test_the_stage_decides_how_long_a_failed_attempt_waits(jobs: Rows, settings:
     assert waits == timedelta(hours=2)
 
 
-@pytest.mark.parametrize("delay_sec", [0, 0.5, 7200])
-def test_a_delay_takes_the_place_of_the_backoff(jobs: Rows, delay_sec: float) -> None:
+@pytest.mark.parametrize(
+    ("delay_sec", "expected"),
+    [
+        (0, timedelta(0)),
+        (0.5, timedelta(seconds=0.5)),
+        (7200, timedelta(hours=2)),
+        (-5, timedelta(0)),
+        (float("nan"), timedelta(0)),
+        (2.0**60, timedelta(days=366)),
+        (float("inf"), timedelta(days=366)),
+    ],
+)
+def test_a_delay_takes_the_place_of_the_backoff(
+    jobs: Rows, delay_sec: float, expected: timedelta
+) -> None:
     lease = claimed(jobs)
     lease.fail("E1", delay_sec=delay_sec)
     [event] = jobs.events(lease.pk)
     waits = jobs.row(lease.pk)["next_earliest_run_at"] - datetime.fromisoformat(event["at"])
-    assert waits == timedelta(seconds=delay_sec)
+    assert waits == expected
 
 
 def test_an_exception_gives_its_class_and_message(jobs: Rows) -> None:

@@ -88,7 +88,7 @@ def test_verdict_and_backoff_are_those_of_the_policies(
             row = jobs.row(key)
             assert row["status"] == verdict.status
             assert row["fail_code"] == verdict.fail_code
-            assert row["attempt_count"] == job.attempt_count - verdict.gives_attempt_back
+            assert row["attempt_count"] == max(job.attempt_count - verdict.gives_attempt_back, 0)
             event = jobs.events(key)[-1]
             assert event["details"]["reason"] == reason
             requeued = verdict.status is Status.QUEUED
