@@ -212,13 +212,18 @@ def test_a_server_no_pass_had_seen_before_its_start_is_not_waited_for(
     assert reason_to_hold() is None
 
 
-def test_when_the_grace_is_over_passes_go_on(restarted: None, settings: Settings) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8")
-        up_sec = cursor.fetchone()[0]
-    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": up_sec}
+def test_when_the_grace_is_over_passes_go_on(restarted: None, settings: Settings, sql: Sql) -> None:
+    # A server of this machine may have crashed; then the time begins with the first pass since.
+    [row] = sql(
+        "WITH server AS (SELECT greatest(pg_postmaster_start_time(), stats_reset) AS came_up_at"
+        "                  FROM pg_stat_bgwriter),"
+        " pass AS (INSERT INTO jobreaper_passes (started_at, reaper, trigger, counts)"
+        "          SELECT came_up_at + interval '1 microsecond', 'r', 'beat', '{}' FROM server)"
+        " SELECT extract(epoch FROM now() - came_up_at)::float8 AS up_sec FROM server"
+    )
+    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": row["up_sec"]}
     assert reason_to_hold() is None
-    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": up_sec + 60}
+    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": row["up_sec"] + 60}
     assert reason_to_hold() is not None
 
 
