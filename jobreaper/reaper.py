@@ -139,7 +139,7 @@ def reap(
         tables: names or models of job tables; all of them by default.
         dry_run: report the verdicts and change nothing.
         batch_size: rows a statement, 1,000 by default.
-        hold: reap nothing in the grace after a restart of PostgreSQL.
+        hold: reap nothing in the grace after PostgreSQL came up.
         database: an alias that holds the tables, in place of the one Django's routers name.
         trigger: who asked, for the record.
         progress: called after each full batch with the table's name and the jobs reaped so far.

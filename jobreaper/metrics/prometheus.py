@@ -107,7 +107,7 @@ class _Page:
             labels=["table"],
         )
         self.held = CounterMetricFamily(
-            "reaper_held", "Passes that reaped nothing, on purpose, after a restart of PostgreSQL."
+            "reaper_held", "Passes that reaped nothing, on purpose, after PostgreSQL came up."
         )
         self.scans = SummaryMetricFamily(
             "reaper_scan_duration_seconds",

@@ -15,6 +15,7 @@ from pytest_django import Settings
 from jobreaper import UnknownTable, claim, guard, reap, worker_id
 from jobreaper.models import ReaperPass
 from jobreaper.reaper import LOCK_TIMEOUT_SEC, STATEMENT_TIMEOUT_SEC
+from jobreaper.sql import render
 from jobreaper.states import Trigger
 from jobreaper.tables import job_tables
 from project.media.models import AsrJob, Job
@@ -213,18 +214,25 @@ def test_a_server_no_pass_had_seen_before_its_start_is_not_waited_for(
 
 
 def test_when_the_grace_is_over_passes_go_on(restarted: None, settings: Settings, sql: Sql) -> None:
-    # A server of this machine may have crashed; then the time begins with the first pass since.
-    [row] = sql(
-        "WITH server AS (SELECT greatest(pg_postmaster_start_time(), stats_reset) AS came_up_at"
-        "                  FROM pg_stat_bgwriter),"
-        " pass AS (INSERT INTO jobreaper_passes (started_at, reaper, trigger, counts)"
-        "          SELECT came_up_at + interval '1 microsecond', 'r', 'beat', '{}' FROM server)"
-        " SELECT extract(epoch FROM now() - came_up_at)::float8 AS up_sec FROM server"
-    )
-    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": row["up_sec"]}
+    # On a machine whose server has crashed the time begins with this pass.
+    ReaperPass.objects.create(reaper="r", trigger="beat", counts={})
+    up_sec = seconds_up(sql)
+    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": up_sec}
     assert reason_to_hold() is None
-    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": row["up_sec"] + 60}
+    settings.JOBREAPER = {"RECOVERY_GRACE_SEC": up_sec + 60}
     assert reason_to_hold() is not None
+
+
+def test_somebody_who_resets_statistics_does_not_hold_the_passes(sql: Sql) -> None:
+    ReaperPass.objects.create(reaper="r", trigger="beat", counts={})
+    before = seconds_up(sql)
+    sql("SELECT pg_stat_reset_shared('bgwriter')")
+    assert seconds_up(sql) >= before > 0
+
+
+def seconds_up(sql: Sql) -> float:
+    [row] = sql(render("statements/server_back"))
+    return float(row["up_sec"])
 
 
 def reason_to_hold() -> str | None:

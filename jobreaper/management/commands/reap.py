@@ -61,7 +61,7 @@ class Command(CheckedCommand):
             "--no-hold",
             action="store_false",
             dest="hold",
-            help="reap even in the grace after a restart of PostgreSQL",
+            help="reap even in the grace after PostgreSQL came up",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
