@@ -14,6 +14,7 @@ const { Client, escapeIdentifier } = require('pg');
 const table = process.argv[2] ?? 'jobs';
 const beatMs = Number(process.env.HEARTBEAT_SEC ?? 15) * 1000;
 const idleMs = 200;
+const longestTimeoutMs = 2 ** 31 - 1;
 
 // Never used again after a restart: with the epoch it is the proof of a lease.
 const me = `${os.hostname()}:${process.pid}:${crypto.randomBytes(4).toString('hex')}`;
@@ -41,23 +42,57 @@ async function ask(client, name, held) {
 }
 
 // The lease of one job: `lost` is aborted when the database says so, or when by the local clock,
-// which nobody sets, it must have run out while the database did not answer.
+// which nobody sets, it must have run out. One timer watches for that, whatever becomes of the beats.
 function keep(heart, job, claimedAt) {
   const held = [job.id, me, job.lease_epoch];
   const lost = new AbortController();
   const lengthMs = job.lease_expires_at - job.claimed_at;
-  let runsOutAt = claimedAt + lengthMs;
-  const timer = setInterval(async () => {
+  // No beat renews a lease beyond its job's deadline.
+  const deadlineAt = job.deadline_at ? claimedAt + (job.deadline_at - job.claimed_at) : Infinity;
+  let runsOutAt, watching, beating, answered;
+
+  function watch() {
+    const leftMs = runsOutAt - performance.now();
+    if (leftMs <= 0) lost.abort();
+    else watching = setTimeout(watch, Math.min(leftMs, longestTimeoutMs));
+  }
+
+  function renewed(at) {
+    runsOutAt = Math.min(at + lengthMs, deadlineAt);
+    clearTimeout(watching);
+    watch();
+  }
+
+  async function beat() {
     const sentAt = performance.now();
-    if (sentAt >= runsOutAt) lost.abort();
     try {
-      if (await ask(heart, 'heartbeat', held)) runsOutAt = sentAt + lengthMs;
+      if (await ask(heart, 'heartbeat', held)) renewed(sentAt);
       else lost.abort();
     } catch (error) {
       console.error(`heartbeat: ${error.message}`);
     }
-  }, beatMs);
-  return { held, lost: lost.signal, letGo: () => clearInterval(timer) };
+  }
+
+  // The next beat waits for the answer to the last.
+  function beatLater() {
+    beating = setTimeout(() => {
+      answered = beat().then(() => {
+        if (!done && !lost.signal.aborted) beatLater();
+      });
+    }, beatMs);
+  }
+
+  let done = false;
+  async function letGo() {
+    done = true;
+    clearTimeout(beating);
+    await answered;
+    clearTimeout(watching);
+  }
+
+  renewed(claimedAt);
+  beatLater();
+  return { held, lost: lost.signal, letGo };
 }
 
 // The work itself. A real one does what the job's stage and payload say, and stops when it is told to.
@@ -81,7 +116,7 @@ async function run(db, heart, job, claimedAt) {
       say('failed', job);
     }
   } finally {
-    letGo();
+    await letGo();
   }
 }
 

@@ -4,17 +4,21 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
+from django.test import override_settings
 from psycopg.conninfo import conninfo_to_dict
 
 from jobreaper import claim, conf, installed, reap
 from project.media.models import Job
 from tests.processes.children import ROOT, Child
-from tests.processes.conftest import ReadEvents, ReadRow, Sql, Start, beats
+from tests.processes.conftest import LEASE_SEC, ReadEvents, ReadRow, Sql, Start, beats
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
@@ -164,6 +168,43 @@ def test_a_worker_that_wakes_up_stops_its_work(start_node: Start, sql: Sql, row:
     let_the_lease_lapse(sql, job)
     node.thaw()
     assert node.answer() == f"lost {job}"
+
+
+def seconds_until_lost(node: Child, job: int) -> float:
+    assert node.answer() == f"claimed {job}"
+    claimed = time.monotonic()
+    assert node.answer() == f"lost {job}"
+    return time.monotonic() - claimed
+
+
+def test_a_lease_that_no_beat_renews_is_given_up_when_it_ends(start_node: Start, sql: Sql) -> None:
+    node = start_node(HEARTBEAT_SEC="1000")
+    assert seconds_until_lost(node, enqueue(sql, 60)) < LEASE_SEC + 0.3
+
+
+@pytest.mark.parametrize("heartbeat_sec", ["0.2", "0.9"])
+def test_a_job_is_given_up_at_its_deadline(start_node: Start, sql: Sql, heartbeat_sec: str) -> None:
+    stages = {"clip": {"max_runtime": f"{LEASE_SEC + 1}s"}}
+    with override_settings(JOBREAPER={"STAGES": stages}):
+        installed.policies(connection).create(connection)
+    node = start_node(HEARTBEAT_SEC=heartbeat_sec)
+    taken = seconds_until_lost(node, enqueue(sql, 60))
+    assert LEASE_SEC + 0.5 < taken < LEASE_SEC + 1.3
+
+
+def test_beats_that_get_no_answer_are_not_piled_up_and_the_lease_is_given_up_when_it_ends(
+    start_node: Start, sql: Sql, second_connection: psycopg.Connection[Any]
+) -> None:
+    node = start_node(HEARTBEAT_SEC="0.1")
+    job = enqueue(sql, 60)
+    assert node.answer() == f"claimed {job}"
+    second_connection.execute("LOCK TABLE jobs")
+    locked = time.monotonic()
+    assert node.answer() == f"lost {job}"
+    assert time.monotonic() - locked < LEASE_SEC + 0.3
+    second_connection.rollback()
+    assert node.terminate() == 0
+    assert node.log == ""
 
 
 def test_sigterm_gives_the_job_back_and_no_attempt_is_counted(
