@@ -140,6 +140,12 @@ class Settings:
         """The shortest lease that any stage can have."""
         return min(p.lease_sec for p in (self.default_policy, *self.stages.values()))
 
+    @property
+    def shortest_run_sec(self) -> float:
+        """The shortest lease or ``max_runtime`` that any stage has."""
+        deadlines = (p.max_runtime_sec for p in self.stages.values())
+        return min([self.shortest_lease_sec, *(sec for sec in deadlines if sec is not None)])
+
 
 _STAGE_PARSERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = MappingProxyType(
     {

@@ -34,6 +34,16 @@ class Run:
     ended_at: float = 0.0
     error: BaseException | None = None
 
+    @property
+    def waited_ms(self) -> float:
+        """How long it waited for its turn after the claim, until now where it has not started."""
+        return ((self.started_at or local_clock()) - self.claimed_at) * 1000
+
+    @property
+    def ran_ms(self) -> float:
+        """How long it ran."""
+        return (self.ended_at - self.started_at) * 1000
+
 
 @dataclass
 class Ending:
@@ -80,9 +90,6 @@ def finish_group(runs: Sequence[Run]) -> Ending:
 
 def release_group(runs: Sequence[Run]) -> Ending:
     """Give the jobs of ``runs``, none of which has started, back as ``Lease.release()`` would."""
-    now = local_clock()
-    for run in runs:
-        run.started_at = run.ended_at = now
     return _end("release", runs, signals.job_released)
 
 
@@ -105,8 +112,8 @@ def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
         "ids": _array(run.lease.key for run in runs),
         "epochs": _array(run.lease.epoch for run in runs),
         "worker": runs[0].lease.worker,
-        "waited_ms": _array((run.started_at - run.claimed_at) * 1000 for run in runs),
-        "ran_ms": _array((run.ended_at - run.started_at) * 1000 for run in runs),
+        "waited_ms": _array(run.waited_ms for run in runs),
+        "ran_ms": _array(run.ran_ms for run in runs),
         "details": announced,
     }
     tried = False

@@ -47,12 +47,13 @@ POLL_JITTER: Final = 0.1
 # How soon the thread that listens sees that it shall stop, or tries to listen again.
 LISTEN_SEC: Final = 0.5
 
-# A worker claims what it can run in this time by the pace of its last jobs. Where it was mistaken,
-# it gives back after the longer time what has not started: others may be idle meanwhile.
-AHEAD_SEC: Final = 1.0
+# What has waited so long for its turn is given back: others may be idle meanwhile.
 LONGEST_WAIT_SEC: Final = 3.0
-# Both are at most this share of the shortest lease.
-LEASE_SHARE: Final = 0.1
+# It is at most this share of the shortest lease and of the shortest max_runtime: both begin with the
+# claim.
+LONGEST_WAIT_SHARE: Final = 0.1
+# A worker claims what it can run in this share of that, by the pace of its last jobs.
+AHEAD_SHARE: Final = 1 / 3
 
 # From one claim to the next the batch grows at most so much: the first jobs tell the pace.
 GROWTH: Final = 4
@@ -109,9 +110,9 @@ class Worker:
         # Claimed and not ended: waiting, running or done.
         self._in_hand: set[Run] = set()
         self._counting = threading.Lock()
-        self._last_start = local_clock()
-        share_sec = conf.settings().shortest_lease_sec * LEASE_SHARE
-        self._ahead_sec = min(AHEAD_SEC, share_sec)
+        # In the order of their claims; those that have started are dropped when it is looked at.
+        self._line: deque[Run] = deque()
+        share_sec = conf.settings().shortest_run_sec * LONGEST_WAIT_SHARE
         self._longest_wait_sec = min(LONGEST_WAIT_SEC, share_sec)
         # How many jobs to have waiting or running, by the pace of those before.
         self._window = concurrency
@@ -190,9 +191,11 @@ class Worker:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether jobs wait behind others that take longer than thought."""
-        idle_sec = local_clock() - self._last_start
-        return self._waiting.qsize() > 0 and idle_sec > self._longest_wait_sec
+        """Whether a job has waited too long, behind others that take longer than thought."""
+        line = self._line
+        while line and line[0].started_at:
+            line.popleft()
+        return bool(line) and local_clock() - line[0].claimed_at > self._longest_wait_sec
 
     def _claim(self, once: bool) -> bool:
         """Claim as many jobs as can be run soon; return whether there were any."""
@@ -208,8 +211,7 @@ class Worker:
         self.tally.claimed += len(runs)
         with self._counting:
             self._in_hand.update(runs)
-        if not self._waiting.qsize():
-            self._last_start = local_clock()
+        self._line.extend(runs)
         for run in runs:
             self._waiting.put(run)
         if not runs:
@@ -221,7 +223,7 @@ class Worker:
         """Run what waits until told to stop; a thread's whole life."""
         try:
             while (run := self._waiting.get()) is not None:
-                self._last_start = run.started_at = local_clock()
+                run.started_at = local_clock()
                 run.error = call(self.handlers[run.lease.job.type], run.lease)
                 run.ended_at = local_clock()
                 reset_queries()
@@ -276,7 +278,8 @@ class Worker:
         known = self._sec_a_job
         # Slower jobs count at once, quicker ones by and by.
         self._sec_a_job = pace if pace > known else known + (pace - known) * PACE_WEIGHT
-        can_run = self._ahead_sec / max(self._sec_a_job, 1e-6) * self.concurrency
+        ahead_sec = self._longest_wait_sec * AHEAD_SHARE
+        can_run = ahead_sec / max(self._sec_a_job, 1e-6) * self.concurrency
         grown = min(self._window * GROWTH, 2 * self.batch, int(can_run))
         self._window = max(grown, self.concurrency)
 
@@ -295,6 +298,7 @@ class Worker:
             for run in runs:
                 self._waiting.put(run)
             raise
+        self._line.clear()
         self._count("released", ending.ended)
         self._count("lost", ending.lost)
         # Somebody has a hand on these; they will end as if they had run into their lease's end.

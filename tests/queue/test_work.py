@@ -389,6 +389,41 @@ def test_a_job_that_takes_longer_than_thought_does_not_keep_others_from_other_wo
     until(lambda: other.tally.succeeded == 10)
 
 
+def test_jobs_of_which_none_is_slow_do_not_keep_a_long_line_from_other_workers(
+    working: Any, jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.work.LONGEST_WAIT_SEC", 0.5)
+    moment = threading.Event()
+    job_handler("short")(lambda job, lease: moment.wait(0.1) and None)
+    enqueue_many([{}] * 200, type="idle")
+    enqueue_many([{}] * 100, type="short")
+    worker = working()
+    until(lambda: worker.tally.released > 50)
+    moment.set()
+    until(lambda: worker.tally.succeeded == 300)
+    [line] = jobs.sql("SELECT count(*) FROM job_events WHERE type = 'job:released'")
+    assert line == {"count": worker.tally.released}
+
+
+def test_a_job_that_waits_for_its_turn_is_given_back_long_before_its_deadline(
+    gate: Gate, working: Any, jobs: Rows
+) -> None:
+    """No healthy job is reaped: max_runtime begins with the claim."""
+    enqueue_many([{}] * 400, type="idle")
+    enqueue_many([{}], type="gate")
+    behind = enqueue_many([{}] * 400, type="idle", stage="hasty").ids
+    with override_settings(JOBREAPER={"STAGES": {"hasty": {"max_runtime": 2}}}):
+        worker = working()
+        until(lambda: gate.entered)
+        until(lambda: worker.tally.released)
+    [waited] = jobs.sql(
+        "SELECT max(at - (data -> 'details' ->> 'claimed_at')::timestamptz) AS longest"
+        " FROM job_events WHERE type = 'job:released'"
+    )
+    assert waited["longest"].total_seconds() < 1.5
+    assert {jobs.row(pk)["attempt_count"] for pk in behind} == {0}
+
+
 def test_a_worker_is_woken_by_what_is_enqueued(working: Any) -> None:
     worker = working(poll_sec=600)
     until(lambda: worker._next_claim > 0)
