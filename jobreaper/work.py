@@ -49,8 +49,8 @@ LISTEN_SEC: Final = 0.5
 
 # What has waited so long for its turn is given back: others may be idle meanwhile.
 LONGEST_WAIT_SEC: Final = 3.0
-# It is at most this share of the shortest lease and of the shortest max_runtime: both begin with the
-# claim.
+# It is at most this share of the shortest lease and of the shortest max_runtime: both begin with
+# the claim.
 LONGEST_WAIT_SHARE: Final = 0.1
 # A worker claims what it can run in this share of that, by the pace of its last jobs.
 AHEAD_SHARE: Final = 1 / 3
