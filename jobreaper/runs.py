@@ -5,13 +5,9 @@ who have a request's time for it.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
@@ -22,6 +18,7 @@ from jobreaper.lease_groups import claim_group
 from jobreaper.leases import Lease
 from jobreaper.models import Job
 from jobreaper.tables import table_of
+from jobreaper.worker import forks_end_here
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +43,13 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
     error: BaseException | None = None
     model = lease.table.model
     signals.run_started.send_robust(model, lease=lease)
-    pid = os.getpid()
     try:
-        refuse_coroutine(f"the handler of {lease.job.type}", handler(lease.job, lease))
+        with forks_end_here():
+            returned = handler(lease.job, lease)
+        refuse_coroutine(f"the handler of {lease.job.type}", returned)
     # Whatever a handler raises, sys.exit() included, is its own job's affair.
     except BaseException as raised:
         error = raised
-    if os.getpid() != pid:
-        _end_child(error)
     # The next job's writes must not end up in this one's transaction.
     try:
         refuse_left_open("the handler")
@@ -61,21 +57,6 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
         error = error or left_open
     signals.run_ended.send_robust(model, lease=lease, error=error)
     return error
-
-
-def _end_child(error: BaseException | None) -> NoReturn:
-    """End a process that a handler forked and did not end itself: it must not go on as a second
-    worker, with the jobs and the connections of the first.
-    """
-    code: object = error is not None
-    if isinstance(error, SystemExit):
-        code = error.code
-    elif error is not None:
-        logger.error("a process forked by a handler failed", exc_info=error)
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def fail(lease: Lease, error: BaseException) -> str:

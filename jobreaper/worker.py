@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import socket
+import sys
 import time
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NoReturn
+
+logger = logging.getLogger(__name__)
 
 # CLOCK_BOOTTIME goes on while the machine sleeps, as the database's clock does. Python's monotonic
 # clock stands still on Linux meanwhile, and a lease would seem younger than it is.
@@ -33,6 +39,35 @@ def worker_id() -> str:
 def id_of_child(pid: int) -> str:
     """Return the worker id of a process that this one has forked, alive or not."""
     return _id(pid, _token_of_child(pid))
+
+
+@contextmanager
+def forks_end_here() -> Iterator[None]:
+    """End a process that the block forked and did not end itself: it must not go on as a second
+    worker, with the jobs and the connections of the first.
+    """
+    pid = os.getpid()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() != pid:
+            _end_process(error)
+
+
+def _end_process(error: BaseException | None) -> NoReturn:
+    code: object = error is not None
+    if isinstance(error, SystemExit):
+        code = error.code
+    elif error is not None:
+        logger.error("a process forked by a job's function failed", exc_info=error)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def _id(pid: int, token: str) -> str:

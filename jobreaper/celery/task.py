@@ -27,6 +27,7 @@ from jobreaper.exceptions import ConfigurationError, LeaseLost
 from jobreaper.handlers import refuse_coroutine
 from jobreaper.leases import Lease
 from jobreaper.states import EventType
+from jobreaper.worker import forks_end_here
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
             return None
         with lease, _ended_by(self, lease, is_nested):
-            with _interrupting(lease) if self.interrupt else nullcontext():
+            with _interrupting(lease) if self.interrupt else nullcontext(), forks_end_here():
                 result = self.run(lease.job, lease)
             refuse_coroutine(self.name, result)
             if not is_nested:

@@ -4,6 +4,7 @@ The task is called as the worker calls it. What a message, a worker or a signal 
 tested with those.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -264,6 +265,33 @@ def test_where_the_failure_cannot_be_written_the_exception_is_seen_all_the_same(
     finally:
         sql("ALTER TABLE jobreaper_jobs_away RENAME TO jobreaper_jobs")
     assert jobs.row(pk)["status"] == Status.PROCESSING
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("interrupt", [True, False])
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (SystemExit(3), 3), (ValueError(), 1)])
+def test_a_process_that_the_function_forks_ends_no_job_and_is_no_second_worker(
+    error: BaseException | None, code: int, interrupt: bool, run: Run, jobs: Rows
+) -> None:
+    parent = os.getpid()
+    seen: list[Any] = []
+
+    def fork(job: Any, lease: Any) -> None:
+        child = os.fork()
+        if child == 0:
+            if error is not None:
+                raise error
+            return
+        _, status = os.waitpid(child, 0)
+        seen.append((os.waitstatus_to_exitcode(status), jobs.row(job.pk)["status"]))
+
+    try:
+        pk = run(fork, interrupt=interrupt)
+    finally:
+        if os.getpid() != parent:
+            os._exit(99)
+    assert seen == [(code, Status.PROCESSING)]
+    assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
 
 
 # Celery's own words
