@@ -19,8 +19,8 @@ def reason_to_hold(connection: BaseDatabaseWrapper) -> str | None:
     before, no worker can be about to beat, and nothing is held.
     """
     grace_sec = conf.settings().recovery_grace_sec
-    [(up_sec, had_passes)] = fetch(connection, sql.render("statements/server_back"), {})
-    if not had_passes or up_sec >= grace_sec:
+    [(up_sec,)] = fetch(connection, sql.render("statements/server_back"), {})
+    if up_sec is None or up_sec >= grace_sec:
         return None
     return (
         f"PostgreSQL came up {up_sec:.0f} s ago; workers have until {grace_sec:g} s after that "

@@ -223,7 +223,7 @@ def test_when_the_grace_is_over_passes_go_on(restarted: None, settings: Settings
     assert reason_to_hold() is not None
 
 
-def test_somebody_who_resets_statistics_does_not_hold_the_passes(sql: Sql) -> None:
+def test_somebody_who_resets_statistics_does_not_hold_the_passes(restarted: None, sql: Sql) -> None:
     ReaperPass.objects.create(reaper="r", trigger="beat", counts={})
     before = seconds_up(sql)
     sql("SELECT pg_stat_reset_shared('bgwriter')")

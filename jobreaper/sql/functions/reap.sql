@@ -18,7 +18,7 @@ DECLARE
 BEGIN
     {server_back}
     INTO server;
-    IF server.had_passes AND server.up_sec < {grace_sec} THEN
+    IF server.up_sec < {grace_sec} THEN
         reason_to_hold := format('PostgreSQL came up %s s ago; workers have until %s s after that '
                                  'to beat again (RECOVERY_GRACE_SEC)',
                                  round(server.up_sec::numeric), {grace_in_words});
