@@ -78,8 +78,19 @@ def check_settings(
 def check_databases(
     app_configs: Sequence[AppConfig] | None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report E004: a job table is not in PostgreSQL."""
-    return [message for table in job_tables() for message in _check_database(table)]
+    """Report E004 (a job table is not in PostgreSQL) and E007 (its database never commits)."""
+    messages = [message for table in job_tables() for message in _check_database(table)]
+    for alias in sorted({table.alias for table in job_tables()}):
+        if not connections[alias].settings_dict["AUTOCOMMIT"]:
+            messages.append(
+                checks.Error(
+                    f"DATABASES[{alias!r}] holds job tables and has AUTOCOMMIT off: nothing "
+                    "would commit what is written to them.",
+                    hint=f"Leave AUTOCOMMIT on. {DOCS}e007",
+                    id="jobreaper.E007",
+                )
+            )
+    return messages
 
 
 def check_adopted_tables(

@@ -15,7 +15,12 @@ from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
-from jobreaper.exceptions import JobreaperError, OpenTransaction, UnsupportedDatabase
+from jobreaper.exceptions import (
+    ConfigurationError,
+    JobreaperError,
+    OpenTransaction,
+    UnsupportedDatabase,
+)
 
 R = TypeVar("R")
 
@@ -59,12 +64,18 @@ def connection_for(alias: str) -> BaseDatabaseWrapper:
 
     Raises:
         UnsupportedDatabase: the alias is not a PostgreSQL database.
+        ConfigurationError: its settings switch autocommit off.
     """
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise UnsupportedDatabase(
             f"database {alias!r} is {connection.vendor}, and jobreaper keeps jobs in PostgreSQL "
             "only: route the job tables to a PostgreSQL database"
+        )
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}] has AUTOCOMMIT off, so nothing would commit what jobreaper "
+            "writes: leave it on"
         )
     return connection
 

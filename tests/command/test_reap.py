@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connections
 
 from jobreaper import conf
 from jobreaper.models import ReaperPass
@@ -146,6 +147,20 @@ def test_an_unknown_table_is_bad_usage_and_the_known_ones_are_named() -> None:
     assert refused.value.returncode == 2
     for known in ("jbos", "jobs", "asr_jobs", "jobreaper_jobs"):
         assert known in str(refused.value)
+
+
+def test_a_database_that_never_commits_is_refused_before_anything_is_written(jobs: Rows) -> None:
+    key = jobs.plant_expired()
+    before = jobs.row(key)
+    connections.settings["manual"] = {**connections["default"].settings_dict, "AUTOCOMMIT": False}
+    try:
+        with pytest.raises(CommandError, match="has AUTOCOMMIT off") as refused:
+            reap("--database", "manual")
+    finally:
+        del connections["manual"]
+        del connections.settings["manual"]
+    assert refused.value.returncode == 2
+    assert jobs.row(key) == before
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from django.db import connections, models
 from pytest_django import Settings
 
 from jobreaper.db import connection_for
-from jobreaper.exceptions import UnsupportedDatabase
+from jobreaper.exceptions import ConfigurationError, UnsupportedDatabase
 
 
 def found() -> list[CheckMessage]:
@@ -83,3 +83,31 @@ def test_a_job_table_outside_postgresql_is_an_error(settings: Settings, lite: st
 def test_no_statement_is_sent_outside_postgresql(lite: str) -> None:
     with pytest.raises(UnsupportedDatabase, match="'lite' is sqlite"):
         connection_for(lite)
+
+
+@pytest.fixture
+def never_commits() -> Iterator[str]:
+    """An alias for the test database on which nothing is committed."""
+    connections.settings["manual"] = {**connections.settings["default"], "AUTOCOMMIT": False}
+    yield "manual"
+    del connections["manual"]
+    del connections.settings["manual"]
+
+
+class EverythingToManual:
+    def db_for_write(self, model: type[models.Model], **hints: object) -> str:
+        return "manual"
+
+    db_for_read = db_for_write
+
+
+def test_a_database_out_of_autocommit_is_an_error(settings: Settings, never_commits: str) -> None:
+    settings.DATABASE_ROUTERS = [EverythingToManual()]
+    [message] = found()
+    assert message.id == "jobreaper.E007"
+    assert message.msg.startswith("DATABASES['manual'] holds job tables and has AUTOCOMMIT off")
+
+
+def test_no_statement_is_sent_out_of_autocommit(never_commits: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"DATABASES\['manual'\] has AUTOCOMMIT off"):
+        connection_for(never_commits)
