@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -64,13 +65,16 @@ class LeaseIndex(models.Index):
 
     @classmethod
     def named(cls, table: str, suffix: str, **options: Any) -> LeaseIndex:
-        """Return an index ``idx_<table>_<suffix>``, shortened with a hash where it is too long."""
+        """Return an index ``idx_<table>_<suffix>``. Where that is too long it is shortened with a
+        hash; so it is without the percent signs, which Django would take for a place to fill in.
+        """
         bare = table.replace('"', "").replace(".", "_")
         name = f"idx_{bare}_{suffix}"
-        if len(name.encode()) > cls.max_name_length:
+        if len(name.encode()) > cls.max_name_length or "%" in name:
             digest = hashlib.sha256(bare.encode()).hexdigest()[:8]
             room = cls.max_name_length - len(f"idx__{digest}_{suffix}")
-            name = f"idx_{bare.encode()[:room].decode(errors='ignore')}_{digest}_{suffix}"
+            kept = bare.replace("%", "").encode()[:room].decode(errors="ignore")
+            name = f"idx_{kept}_{digest}_{suffix}"
         return cls(name=name, **options)
 
 
@@ -249,14 +253,16 @@ class LeasedJob(models.Model):
 PROTOCOL_COLUMNS: Final = tuple(field.name for field in LeasedJob._meta.local_fields)
 
 
-def lease_indexes(table: str, pk: str = "id", *, has_priority: bool = False) -> list[models.Index]:
+def lease_indexes(
+    table: str, key: Sequence[str] = ("id",), *, has_priority: bool = False
+) -> list[models.Index]:
     """Return the partial indexes a job table needs: two, and a third where it has priorities. They
     hold unfinished jobs only, so they stay small however many finished rows the table keeps.
     """
     by_priority = LeaseIndex.named(
         table,
         "queued_priority",
-        fields=["-priority", "next_earliest_run_at", pk],
+        fields=["-priority", "next_earliest_run_at", *key],
         condition=Q(status=Status.QUEUED.value),
     )
     return [
@@ -269,7 +275,7 @@ def lease_indexes(table: str, pk: str = "id", *, has_priority: bool = False) -> 
         LeaseIndex.named(
             table,
             "queued_due",
-            fields=["next_earliest_run_at", pk],
+            fields=["next_earliest_run_at", *key],
             condition=Q(status=Status.QUEUED.value),
         ),
         *([by_priority] if has_priority else []),
@@ -287,9 +293,10 @@ def _add_lease_indexes(sender: type[models.Model], **kwargs: object) -> None:
     fields = {field.name for field in options.local_fields}
     if not {"status", "lease_expires_at"} <= fields:
         return  # multi-table child: its parent has the columns
+    key = [own.name for own in options.pk_fields]
     options.indexes = [
         *options.indexes,
-        *lease_indexes(options.db_table, options.pk.name, has_priority="priority" in fields),
+        *lease_indexes(options.db_table, key, has_priority="priority" in fields),
     ]
     options.original_attrs["indexes"] = options.indexes
 

@@ -83,7 +83,12 @@ class JobTable:
     @property
     def can_be_leased(self) -> bool:
         """Whether workers can claim its jobs; any other table is only watched and reclaimed."""
-        return not self.missing and len(self.key_columns) == 1
+        return not self.missing and not self.has_composite_key
+
+    @property
+    def has_composite_key(self) -> bool:
+        """Whether several columns are the primary key."""
+        return len(self.key_columns) > 1
 
     @property
     def pk(self) -> models.Field[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,12 +38,15 @@ class _Relation:
 
     def quoted(self, name: str) -> str:
         """Return the quoted name of something in the schema of the table."""
-        parts = [self.schema, name] if self.schema else [name]
-        return ".".join(['"{}"'.format(part.replace('"', '""')) for part in parts])
+        return _quoted(*([self.schema] if self.schema else []), name)
 
     @property
     def name(self) -> str:
         return self.quoted(self.table)
+
+
+def _quoted(*parts: str) -> str:
+    return ".".join('"{}"'.format(part.replace('"', '""')) for part in parts)
 
 
 class LiveTable:
@@ -72,15 +75,46 @@ class LiveTable:
         )
         self.root = replace(bare, kind=kinds[0][0]) if kinds else bare
 
-    def alter(self, changes: Iterable[str], params: Sequence[Any] = ()) -> None:
-        """Make all changes of columns at once.
+    def columns(self) -> dict[str, str | None]:
+        """Return the comments of the columns that are there, by name; none without a table."""
+        statement = sql.render("statements/columns")
+        return dict(fetch(self.editor.connection, statement, {"table": self.root.name}))
+
+    def add_columns(
+        self, definitions: Mapping[str, str], params: Sequence[Any], comment: str
+    ) -> None:
+        """Add columns at once, all with the same comment.
+
+        Raises:
+            OperationalError: the table was in use whenever it was tried.
+            ProgrammingError: one is there by now. It is not this one's, so it gets no comment.
+        """
+        changes = [f"ADD COLUMN {_quoted(name)} {text}" for name, text in definitions.items()]
+        words = self.editor.quote_value(comment)
+        self._alter(
+            changes,
+            params,
+            [
+                f"COMMENT ON COLUMN {self.root.name}.{_quoted(name)} IS {words}"
+                for name in definitions
+            ],
+        )
+
+    def drop_columns(self, names: Collection[str]) -> None:
+        """Drop columns at once.
 
         Raises:
             OperationalError: the table was in use whenever it was tried.
         """
-        # The name is not a parameter's.
-        name = self.root.name.replace("%", "%%")
-        self._briefly(f"ALTER TABLE {name} {', '.join(changes)}", params)
+        self._alter([f"DROP COLUMN IF EXISTS {_quoted(name)}" for name in names])
+
+    def _alter(
+        self, changes: Sequence[str], params: Sequence[Any] = (), then: Sequence[str] = ()
+    ) -> None:
+        if changes:
+            # The name is not a parameter's.
+            name = self.root.name.replace("%", "%%")
+            self._briefly(f"ALTER TABLE {name} {', '.join(changes)}", params, then)
 
     def build_indexes(self) -> None:
         """Build the indexes that are not there, concurrently; those of a partitioned table on each
@@ -151,11 +185,15 @@ class LiveTable:
         )
         return rows[0][0] if rows else None
 
-    def _briefly(self, statement: str, params: Sequence[Any] | None = None) -> None:
-        """Send a statement that needs the table for itself, until it gets it."""
+    def _briefly(
+        self, statement: str, params: Sequence[Any] | None = None, then: Sequence[str] = ()
+    ) -> None:
+        """Send a statement that needs the table for itself, until it gets it; in the same
+        transaction what comes then.
+        """
         for tries_left in reversed(range(TRIES)):
             try:
-                self._once(statement, params)
+                self._once(statement, params, then)
             except OperationalError as error:
                 if not tries_left:
                     raise
@@ -164,14 +202,14 @@ class LiveTable:
             else:
                 return
 
-    def _once(self, statement: str, params: Sequence[Any] | None) -> None:
+    def _once(self, statement: str, params: Sequence[Any] | None, then: Sequence[str]) -> None:
         # What sqlmigrate prints is run by somebody else, without this transaction.
         begin, commit = (["BEGIN"], ["COMMIT"]) if self.editor.collect_sql else ([], [])
         with transaction.atomic(using=self.editor.connection.alias):
             for each in [*begin, f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"]:
                 self.editor.execute(each, params=None)
             self.editor.execute(statement, params)
-            for each in commit:
+            for each in [*then, *commit]:
                 self.editor.execute(each, params=None)
 
     @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from itertools import compress
 from typing import Any, Final
 
 from django.apps import apps
@@ -13,6 +14,7 @@ from django.db.migrations.state import ProjectState
 
 from jobreaper import installed
 from jobreaper.base import LeasedJob, lease_indexes
+from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.livetable import LiveTable
 from jobreaper.tables import JobTable, table_of
 
@@ -50,7 +52,8 @@ class AddLeaseColumns(Operation):
     one statement that waits two seconds for its lock and is tried again. The indexes are built
     concurrently, those of a partitioned table partition by partition. Old code goes on inserting
     and updating meanwhile. The migration must have ``atomic = False``. Run again after an
-    interruption, it goes on where it stopped.
+    interruption, it goes on where it stopped. Undone, it drops the columns that it added, which it
+    knows by their comments, and no others.
     """
 
     reversible = True
@@ -65,9 +68,8 @@ class AddLeaseColumns(Operation):
             if field.name in COLUMNS - model_state.fields.keys():
                 state.add_field(app_label, self.model_name.lower(), field.name, field.clone(), True)
         model = state.apps.get_model(app_label, self.model_name)
-        for index in _indexes_of(model)(model._meta.db_table):
-            if index.name not in [own.name for own in model_state.options.get("indexes", [])]:
-                state.add_index(app_label, self.model_name.lower(), index)
+        for index in _indexes_of(model, model_state.options)(model._meta.db_table):
+            state.add_index(app_label, self.model_name.lower(), index)
 
     def database_forwards(
         self,
@@ -76,18 +78,31 @@ class AddLeaseColumns(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        """Add the columns, then build the indexes."""
+        """Add the columns, then build the indexes.
+
+        Raises:
+            ConfigurationError: the table has such columns that the model does not declare.
+            NotLeasable: the key is composite.
+            NotSupportedError: the migration runs in a transaction.
+        """
         model = to_state.apps.get_model(app_label, self.model_name)
         if not _applies(model, schema_editor):
             return
-        table = _live_table(schema_editor, model)
-        columns = []
+        job_table = JobTable(model=model)
+        if job_table.has_composite_key:
+            raise NotLeasable(job_table.name, ())
+        table = self._live_table(app_label, schema_editor, from_state, model)
+        there = table.columns()
+        new = self._new_fields(app_label, from_state, model)
+        self._refuse_strangers(app_label, from_state, job_table, there, new)
+        definitions = {}
         defaults: list[Any] = []
-        for field in self._new_fields(app_label, from_state, model):
-            definition, params = schema_editor.column_sql(model, field)
-            columns.append(f"ADD COLUMN IF NOT EXISTS {_quoted(field)} {definition}")
-            defaults += params or ()
-        table.alter(columns, defaults)
+        for column, field in new.items():
+            if column not in there:
+                definition, params = schema_editor.column_sql(model, field)
+                definitions[column] = str(definition)
+                defaults += params or ()
+        table.add_columns(definitions, defaults, self._mark(app_label))
         table.build_indexes()
 
     def database_backwards(
@@ -101,10 +116,11 @@ class AddLeaseColumns(Operation):
         model = from_state.apps.get_model(app_label, self.model_name)
         if not _applies(model, schema_editor):
             return
-        table = _live_table(schema_editor, model)
+        table = self._live_table(app_label, schema_editor, to_state, model)
+        there = table.columns()
         table.drop_indexes()
         new = self._new_fields(app_label, to_state, model)
-        table.alter([f"DROP COLUMN IF EXISTS {_quoted(field)}" for field in new])
+        table.drop_columns([name for name in new if there.get(name) == self._mark(app_label)])
 
     def describe(self) -> str:
         """Return what ``manage.py migrate --plan`` prints."""
@@ -117,13 +133,69 @@ class AddLeaseColumns(Operation):
 
     def _new_fields(
         self, app_label: str, without: ProjectState, model: type[models.Model]
-    ) -> list[models.Field[Any, Any]]:
+    ) -> dict[str, models.Field[Any, Any]]:
+        """Return the fields that the operation gives the model, by column."""
         had = without.models[app_label, self.model_name.lower()].fields
-        return [
-            model._meta.get_field(field.name)  # type: ignore[misc]
-            for field in LeasedJob._meta.local_fields
+        return {
+            str(field.column): field
+            for field in model._meta.local_fields
             if field.name in COLUMNS - had.keys()
+        }
+
+    def _mark(self, app_label: str) -> str:
+        """Return the comment of a column that this operation has added."""
+        return f"Added by AddLeaseColumns to {app_label}.{self.model_name}"
+
+    def _refuse_strangers(
+        self,
+        app_label: str,
+        without: ProjectState,
+        table: JobTable,
+        there: Mapping[str, str | None],
+        new: Collection[str],
+    ) -> None:
+        """Refuse a table that has a column which is to be added, and which this operation has not
+        added. It may hold something else that the protocol would overwrite.
+        """
+        before = without.apps.get_model(app_label, self.model_name)
+        declared = {own.column: own.name for own in before._meta.local_concrete_fields}
+        columns = set(new)
+        problems = [
+            f"its field {declared[column]!r} has the column {column!r}: rename the field to "
+            f"{column!r} before (by RenameField, which changes nothing in the database)"
+            for column in sorted(columns & declared.keys())
         ]
+        mark = self._mark(app_label)
+        strangers = {
+            column for column in columns - declared.keys() if there.get(column, mark) != mark
+        }
+        if strangers:
+            problems.append(
+                f"the table has columns that the model does not declare: "
+                f"{', '.join(sorted(strangers))}: if they mean what LeasedJob's do, declare them "
+                "before (AddField among the state_operations of a SeparateDatabaseAndState); "
+                "otherwise rename them, or adopt the table with register()"
+            )
+        if problems:
+            raise ConfigurationError(
+                f"cannot add lease columns to {table.name}: {'; '.join(problems)}; "
+                "see docs/adoption.md"
+            )
+
+    def _live_table(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        without: ProjectState,
+        model: type[models.Model],
+    ) -> LiveTable:
+        if schema_editor.connection.in_atomic_block:
+            raise NotSupportedError(
+                "AddLeaseColumns builds indexes concurrently, which PostgreSQL does not do in a "
+                "transaction: set atomic = False on the migration"
+            )
+        options = without.models[app_label, self.model_name.lower()].options
+        return LiveTable(schema_editor, model, _indexes_of(model, options))
 
 
 def _applies(model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor) -> bool:
@@ -132,27 +204,20 @@ def _applies(model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor)
     return router.allow_migrate_model(schema_editor.connection.alias, model)
 
 
-def _indexes_of(model: type[models.Model]) -> Callable[[str], list[models.Index]]:
+def _indexes_of(
+    model: type[models.Model], had: Mapping[str, Any]
+) -> Callable[[str], list[models.Index]]:
+    """Return what lists the new indexes of the table or of a partition, by its name."""
+    key = [field.name for field in model._meta.pk_fields]
     has_priority = any(field.name == "priority" for field in model._meta.local_fields)
 
-    def named(table: str) -> list[models.Index]:
-        found = lease_indexes(table, model._meta.pk.name, has_priority=has_priority)
+    def of(table: str) -> list[models.Index]:
+        found = lease_indexes(table, key, has_priority=has_priority)
         return [index for index in found if index.name.endswith(INDEXES)]
 
-    return named
-
-
-def _live_table(schema_editor: BaseDatabaseSchemaEditor, model: type[models.Model]) -> LiveTable:
-    if schema_editor.connection.in_atomic_block:
-        raise NotSupportedError(
-            "AddLeaseColumns builds indexes concurrently, which PostgreSQL does not do in a "
-            "transaction: set atomic = False on the migration"
-        )
-    return LiveTable(schema_editor, model, _indexes_of(model))
-
-
-def _quoted(field: models.Field[Any, Any]) -> str:
-    return f'"{field.column}"'
+    had_names = {index.name for index in had.get("indexes", [])}
+    is_new = [index.name not in had_names for index in of(model._meta.db_table)]
+    return lambda table: list(compress(of(table), is_new))
 
 
 class InstallSQL(Operation):

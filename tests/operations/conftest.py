@@ -1,10 +1,11 @@
 """A large table, as it was before jobreaper, and the migration that makes it a job table."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, migrations, models
+from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
 from jobreaper.operations import AddLeaseColumns
@@ -13,24 +14,44 @@ from tests.rows import Sql
 
 __all__ = ["transactional_db"]
 
+Fields = dict[str, "models.Field[Any, Any]"]
+
+Make = Callable[..., None]
+
 ROWS = 200_000
 
 
 class Large:
-    """A table `large_jobs`, or another, and the states of its model around the operation."""
+    """A table `large_jobs`, or another, and the states of its model around the operation.
 
-    def __init__(self, db_table: str = "large_jobs", **options: Any) -> None:
+    Of the columns the model declares those in ``fields``.
+    """
+
+    def __init__(
+        self, db_table: str = "large_jobs", fields: Fields | None = None, **options: Any
+    ) -> None:
+        key: Fields = {"id": models.BigAutoField(primary_key=True, serialize=False)}
+        if fields is None:
+            fields = {
+                "status": models.TextField(default="queued", db_default="queued"),
+                "payload": models.TextField(null=True),
+            }
+        own_key = any(field.primary_key for field in fields.values())
         self.before = ProjectState()
         migrations.CreateModel(
             "Large",
-            [
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("status", models.TextField(default="queued", db_default="queued")),
-                ("payload", models.TextField(null=True)),
-            ],
+            [*({} if own_key else key).items(), *fields.items()],
             {"db_table": db_table, **options},
         ).state_forwards("large", self.before)
         self.operation = AddLeaseColumns("Large")
+        self.compute_after()
+
+    def declare(self, operation: Operation) -> None:
+        """Have an operation before that changes what the model declares, and nothing else."""
+        operation.state_forwards("large", self.before)
+        self.compute_after()
+
+    def compute_after(self) -> None:
         self.after = self.before.clone()
         self.operation.state_forwards("large", self.after)
 
@@ -63,3 +84,18 @@ def large(sql: Sql) -> Iterator[Large]:
         yield Large()
     finally:
         sql("DROP TABLE large_jobs")
+
+
+@pytest.fixture
+def make(sql: Sql) -> Iterator[Make]:
+    """Run its owner's statements; the tables are gone after the test."""
+    made: list[str] = []
+
+    def run(*statements: str, drop: str) -> None:
+        made.append(drop)
+        for statement in statements:
+            sql(statement)
+
+    yield run
+    for each in made:
+        sql(f"DROP {each} CASCADE")

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import NotSupportedError, connection, models
+from django.db import NotSupportedError, ProgrammingError, connection, migrations, models
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.graph import MigrationGraph
 from django.db.migrations.state import ModelState, ProjectState
@@ -15,7 +15,8 @@ from django.test.utils import isolate_apps
 
 from jobreaper import livetable, operations
 from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob, LeaseIndex, lease_indexes
-from tests.operations.conftest import ROWS, Large
+from jobreaper.exceptions import ConfigurationError
+from tests.operations.conftest import ROWS, Large, Make
 from tests.rows import Sql
 from tests.waiting import until
 
@@ -43,6 +44,18 @@ def indexes(sql: Sql) -> dict[str, bool]:
         " WHERE indrelid = 'large_jobs'::regclass AND NOT indisprimary"
     )
     return {row["relname"]: row["indisvalid"] for row in rows}
+
+
+def own(name: str) -> "models.Field[Any, Any]":
+    [field] = [field for field in LeasedJob._meta.local_fields if field.name == name]
+    return field.clone()
+
+
+def declare(large: Large, *names: str) -> None:
+    """As docs/adoption.md has it, for columns that the model has not declared so far."""
+    for name in names:
+        adding = migrations.AddField("Large", name, own(name))
+        large.declare(migrations.SeparateDatabaseAndState(state_operations=[adding]))
 
 
 def file_node(sql: Sql) -> int:
@@ -170,8 +183,10 @@ def test_an_index_whose_build_was_broken_off_is_built_anew(large: Large, sql: Sq
 def test_what_is_there_is_left_alone(large: Large, sql: Sql) -> None:
     sql("ALTER TABLE large_jobs ADD COLUMN lease_epoch bigint NOT NULL DEFAULT 0")
     sql("UPDATE large_jobs SET lease_epoch = 7 WHERE id = 1")
+    declare(large, "lease_epoch")
     large.migrate()
     large.migrate()
+    large.undo()
     assert sql("SELECT lease_epoch FROM large_jobs WHERE id = 1") == [{"lease_epoch": 7}]
 
 
@@ -183,6 +198,102 @@ def test_it_can_be_undone(large: Large, sql: Sql) -> None:
     assert indexes(sql) == {}
     assert sql("SELECT count(*) FROM large_jobs") == [{"count": ROWS}]
     large.undo()
+
+
+def finished_jobs(make: Make, sql: Sql) -> dict[str, Any]:
+    """A table `their_jobs` that has a status and more, and a row that is through."""
+    make(
+        "CREATE TABLE their_jobs (id int PRIMARY KEY, payload text, status text NOT NULL,"
+        " finished_at timestamptz, fail_reason text)",
+        "INSERT INTO their_jobs VALUES (1, 'p', 'success', now(), 'at the second try')",
+        drop="TABLE their_jobs",
+    )
+    return the_job(sql)
+
+
+def the_job(sql: Sql) -> dict[str, Any]:
+    [row] = sql("SELECT to_jsonb(their_jobs) AS job FROM their_jobs")
+    return dict(row["job"])
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_columns_that_the_model_does_not_declare_are_never_dropped(
+    make: Make, sql: Sql, managed: bool
+) -> None:
+    before = finished_jobs(make, sql)
+    theirs = Large("their_jobs", {"payload": models.TextField(null=True)}, managed=managed)
+    with pytest.raises(
+        ConfigurationError, match=r"their_jobs: .*: fail_reason, finished_at, status: if"
+    ):
+        theirs.migrate()
+    assert the_job(sql) == before
+    theirs.undo()
+    assert the_job(sql) == before
+    declare(theirs, "status", "finished_at", "fail_reason")
+    for _ in range(2):
+        theirs.migrate()
+        row = the_job(sql)
+        assert row.keys() >= set(PROTOCOL_COLUMNS)
+        assert row.items() >= before.items()
+        theirs.undo()
+        assert the_job(sql) == before
+
+
+def test_a_column_that_another_field_has_is_told_and_never_dropped(make: Make, sql: Sql) -> None:
+    before = finished_jobs(make, sql)
+    had = {name: own(name) for name in ("finished_at", "fail_reason")}
+    theirs = Large("their_jobs", {"state": models.TextField(db_column="status"), **had})
+    with pytest.raises(ConfigurationError, match="field 'state' has the column 'status': rename"):
+        theirs.migrate()
+    theirs.undo()
+    assert the_job(sql) == before
+    theirs.declare(migrations.RenameField("Large", "state", "status"))
+    theirs.migrate()
+    theirs.undo()
+    assert the_job(sql) == before
+
+
+def test_a_column_that_was_put_in_the_place_of_ours_is_not_dropped(large: Large, sql: Sql) -> None:
+    large.migrate()
+    sql("ALTER TABLE large_jobs DROP COLUMN fail_reason, ADD COLUMN fail_reason text")
+    large.undo()
+    assert columns(sql) == {"id", "status", "payload", "fail_reason"}
+    with pytest.raises(ConfigurationError, match="does not declare: fail_reason:"):
+        large.migrate()
+
+
+def test_a_column_that_somebody_adds_meanwhile_is_not_taken_for_ours(
+    large: Large, sql: Sql, dsn: str
+) -> None:
+    def be_first(execute: Any, text: str, *args: object) -> object:
+        if text.startswith("ALTER TABLE"):
+            with psycopg.connect(dsn, autocommit=True) as other:
+                other.execute("SET lock_timeout = '10s'")
+                other.execute("ALTER TABLE large_jobs ADD COLUMN fail_reason text DEFAULT 'mine'")
+        return execute(text, *args)
+
+    with (
+        connection.execute_wrapper(be_first),
+        pytest.raises(ProgrammingError, match=r"fail_reason.*already exists"),
+    ):
+        large.migrate()
+    large.undo()
+    assert columns(sql) == {"id", "status", "payload", "fail_reason"}
+
+
+def test_what_the_model_had_is_there_after_it_was_undone(large: Large, sql: Sql) -> None:
+    declare(large, *operations.COLUMNS - {"status"})
+    due = next(index for index in lease_indexes("large_jobs") if "due" in index.name)
+    large.declare(migrations.AddIndex("Large", due))
+    had = ", ".join(f"ADD COLUMN {name} int" for name in operations.COLUMNS - {"status", "stage"})
+    sql(f"ALTER TABLE large_jobs {had}, ADD COLUMN stage text")
+    sql(f"CREATE INDEX {due.name} ON large_jobs (id)")
+    before = columns(sql)
+    large.migrate()
+    assert set(indexes(sql)) == INDEXES
+    large.undo()
+    assert set(indexes(sql)) == {due.name}
+    assert columns(sql) == before
 
 
 def test_it_refuses_a_migration_in_one_transaction(large: Large, sql: Sql) -> None:

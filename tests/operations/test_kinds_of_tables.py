@@ -1,15 +1,16 @@
 """`AddLeaseColumns` on tables of every kind: partitioned, in another schema, unmanaged."""
 
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
 import psycopg
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, models
+from django.test.utils import isolate_apps
 
 from jobreaper import livetable
-from jobreaper.base import PROTOCOL_COLUMNS
-from tests.operations.conftest import Large
+from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
+from jobreaper.exceptions import NotLeasable
+from tests.operations.conftest import Fields, Large, Make
 from tests.rows import Sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,23 +21,6 @@ COLUMNS = """
     status text NOT NULL DEFAULT 'queued',
     payload text
 """
-
-Make = Callable[..., None]
-
-
-@pytest.fixture
-def make(sql: Sql) -> Iterator[Make]:
-    """Run its owner's statements; the tables are gone after the test."""
-    made: list[str] = []
-
-    def run(*statements: str, drop: str) -> None:
-        made.append(drop)
-        for statement in statements:
-            sql(statement)
-
-    yield run
-    for each in made:
-        sql(f"DROP {each} CASCADE")
 
 
 @pytest.fixture
@@ -168,6 +152,49 @@ def test_a_long_name_makes_no_index_shadow_another(make: Make, sql: Sql, name: s
     assert list(indexes(sql, f"%{name}%").values()) == [True, True]
 
 
+@pytest.mark.parametrize("name", ["half%jobs", "half%sjobs", "half%%jobs"])
+def test_percent_signs_in_a_name(make: Make, sql: Sql, name: str) -> None:
+    make(f'CREATE TABLE "{name}" ({COLUMNS}, PRIMARY KEY (id))', drop=f'TABLE "{name}"')
+    # One of the same name without them is another table, which keeps its indexes.
+    make(f"CREATE TABLE halfjobs ({COLUMNS}, PRIMARY KEY (id))", drop="TABLE halfjobs")
+    Large("halfjobs").migrate()
+    large = Large(name)
+    large.migrate()
+    large.migrate()
+    assert list(indexes(sql, f'"{name}"').values()) == [True, True]
+    large.undo()
+    assert indexes(sql, f'"{name}"') == {}
+    assert indexes(sql, "halfjobs") == expected("halfjobs")
+
+
+def test_a_composite_key_is_refused_before_anything_is_changed(make: Make, sql: Sql) -> None:
+    make("CREATE TABLE pairs (org int, name text, PRIMARY KEY (org, name))", drop="TABLE pairs")
+    fields: Fields = {
+        "pk": models.CompositePrimaryKey("org", "name"),
+        "org": models.IntegerField(),
+        "name": models.TextField(),
+    }
+    with pytest.raises(NotLeasable, match=r"pairs .* its key is composite"):
+        Large("pairs", fields).migrate()
+    [row] = sql("INSERT INTO pairs VALUES (1, 'a') RETURNING *")
+    assert row == {"org": 1, "name": "a"}
+
+
+def test_a_leased_job_with_a_composite_key_is_made_by_plain_migrations(sql: Sql) -> None:
+    with isolate_apps():
+        meta = type("Meta", (), {"app_label": "large", "db_table": "pairs"})
+        key = {"org": models.IntegerField(), "nr": models.IntegerField()}
+        pk = models.CompositePrimaryKey(*key)
+        made = {**key, "pk": pk, "Meta": meta, "__module__": __name__}
+        model = type("Pair", (LeasedJob,), made)
+    with connection.schema_editor() as editor:
+        editor.create_model(model)
+    try:
+        assert indexes(sql, "pairs") == expected("pairs")
+    finally:
+        sql("DROP TABLE pairs")
+
+
 def test_the_table_of_an_unmanaged_model_is_changed_too(make: Make, sql: Sql) -> None:
     make(f"CREATE TABLE their_jobs ({COLUMNS}, PRIMARY KEY (id))", drop="TABLE their_jobs")
     Large("their_jobs", managed=False).migrate()
@@ -210,12 +237,19 @@ def test_limits_for_queries_end_neither_a_build_nor_a_drop(make: Make, sql: Sql,
 
 def test_what_is_printed_for_review_waits_no_longer_either(make: Make, sql: Sql) -> None:
     make(f"CREATE TABLE their_jobs ({COLUMNS}, PRIMARY KEY (id))", drop="TABLE their_jobs")
-    printed = Large("their_jobs").migrate(collect_sql=True)
+    large = Large("their_jobs")
+    printed = large.migrate(collect_sql=True)
     assert indexes(sql, "their_jobs") == {}
-    begin, limit, alter, commit = printed[:4]
-    assert (begin, commit) == ("BEGIN;", "COMMIT;")
+    begin, limit, alter, *marks = printed[: printed.index("COMMIT;")]
+    assert begin == "BEGIN;"
     assert limit == f"SET LOCAL lock_timeout = '{livetable.LOCK_TIMEOUT}';"
-    assert alter.startswith('ALTER TABLE "their_jobs" ADD COLUMN IF NOT EXISTS')
+    assert alter.startswith('ALTER TABLE "their_jobs" ADD COLUMN "')
+    assert len(marks) == alter.count("ADD COLUMN")
     for statement in printed:
         sql(statement)
     assert indexes(sql, "their_jobs") == expected("their_jobs")
+    # Whoever ran it, what was added can be told from what was there.
+    large.migrate()
+    large.undo()
+    [row] = sql("INSERT INTO their_jobs DEFAULT VALUES RETURNING *")
+    assert row.keys() == {"id", "status", "payload"}
