@@ -307,6 +307,7 @@ class _Maker:
             "faults_of_rows": SQL(", ").join(map(SqlLiteral, FAULTS_OF_ROWS)),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),
+            "name_stages": self._inside(rendering.totals("name_stages"), stages, name),
             "fold_totals": self._inside(rendering.totals("fold_totals"), stages, name),
         }
         return self._function("reap", "reap", parts)

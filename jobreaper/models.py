@@ -228,3 +228,25 @@ class Total(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.table} {self.stage}: {self.count}"
+
+
+class NamedStage(models.Model):
+    """A stage that has a series of its own in the counters, for good."""
+
+    id = models.BigAutoField(primary_key=True)
+    table = models.TextField(help_text=_("The job table."))
+    stage = models.TextField()
+    place = models.SmallIntegerField(
+        null=True,
+        help_text=_("Which of the names of its table; none by a policy."),
+    )
+
+    class Meta:
+        db_table = "jobreaper_stages"
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["table", "stage"], name="uniq_jobreaper_stages"),
+            models.UniqueConstraint(fields=["table", "place"], name="uniq_jobreaper_places"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.stage}"

@@ -336,8 +336,8 @@ class _Pass:
             self.result.errors.append(f"the pass could not be recorded: {in_words(error)}")
             logger.warning("pass could not be recorded: %s", in_words(error))
             return
-        with suppress(Error):  # What is not folded now is folded by the next pass.
-            totals.fold(connection)
+        # In an open transaction of the caller's it would keep other passes from it.
+        on_commit(connection, partial(_fold, connection))
 
 
 def announce(connection: BaseDatabaseWrapper, table: JobTable, jobs: list[ReapedJob]) -> None:
@@ -345,6 +345,11 @@ def announce(connection: BaseDatabaseWrapper, table: JobTable, jobs: list[Reaped
     if jobs:
         send = signals.job_reaped.send_robust
         on_commit(connection, partial(send, table.model, table=table.name, jobs=jobs))
+
+
+def _fold(connection: BaseDatabaseWrapper) -> None:
+    with suppress(Error):  # What is not folded now is folded by the next pass.
+        totals.fold(connection)
 
 
 def _dry_run(

@@ -2,7 +2,7 @@
 
 Whoever does what is counted adds a row in the same transaction, so the counters cannot disagree
 with the events, and outlive them. A total is the sum of its rows: adding one waits for nobody. Each
-pass folds the rows of a total into one, which changes no sum.
+pass folds the rows of a total into one, which changes no sum, and gives new stages their names.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ def count_pass(alias: str, scans: list[Scan], *, held: bool) -> None:
 
 
 def fold(connection: BaseDatabaseWrapper) -> None:
-    """Merge the rows of each total into one."""
+    """Give stages their names, and merge the rows of each total into one."""
+    _fetch(connection, "name_stages")
     _fetch(connection, "fold_totals")
 
 
 def read(connection: BaseDatabaseWrapper) -> list[Sum]:
-    """Return every total of a database."""
+    """Return every total of a database but those of stages that the next fold names."""
     return [Sum(*row) for row in _fetch(connection, "totals")]
 
 

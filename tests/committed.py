@@ -26,6 +26,7 @@ TABLES = (
     "job_events",
     "jobreaper_passes",
     "jobreaper_totals",
+    "jobreaper_stages",
     "executor_jobs",
 )
 

@@ -33,6 +33,9 @@ SELECT 'processing', 'clip', now() + interval '1 h', now() FROM generate_series(
 
 INDEXES = {"idx_jobs_queued_due", "idx_jobs_status_lease"}
 
+OF_TOTALS = {"jobreaper_totals", "jobreaper_stages"}
+INDEXES_OF_TOTALS = {"uniq_jobreaper_stages", "uniq_jobreaper_places"}
+
 # Of 8 kB. The table has some 5,000, of which the unfinished rows take 400.
 MOST_BLOCKS = 900
 
@@ -97,6 +100,6 @@ def test_it_reads_the_partial_indexes_and_nothing_finished(large_table: None) ->
     for node in itertools.chain(*map(nodes, found)):
         used |= {node["Index Name"]} if "Index Name" in node else set()
         if node["Node Type"].endswith("Seq Scan"):
-            assert node["Relation Name"] == "jobreaper_totals", node
-    assert used == INDEXES
+            assert node["Relation Name"] in OF_TOTALS, node
+    assert used - INDEXES_OF_TOTALS == INDEXES
     assert sum(map(blocks_read, found)) <= MOST_BLOCKS

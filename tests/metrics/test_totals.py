@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection, transaction
+from django.test import override_settings
 
 from jobreaper import LeaseLost, claim, reap, totals
 from jobreaper.policies import MOST_STAGES, OTHER_STAGE
@@ -133,7 +135,7 @@ def test_while_four_add_and_two_fold_no_sum_goes_down_and_none_is_lost(dsn: str)
 
 @pytest.fixture
 def open_reap(jobs: Rows, second_connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A pass that has reaped, counted and folded, and does not commit."""
+    """A pass that has reaped and counted, and does not commit."""
     for _ in range(3):
         jobs.plant_expired(stage="clip")
     reap()
@@ -190,6 +192,7 @@ class TestStages:
     def test_the_first_few_stages_keep_their_name_and_the_others_share_one(self, sql: Sql) -> None:
         for n in range(MOST_STAGES + 20):
             count(sql, f"stage-{n:03}")
+        totals.fold(connection)
         kept = {f"stage-{n:03}" for n in range(MOST_STAGES)}
         assert set(stages()) == {*kept, OTHER_STAGE}
         assert stages()[OTHER_STAGE] == 20
@@ -203,30 +206,124 @@ class TestStages:
             count(sql, f"stage-{n:03}")
         count(sql, "burnin")
         count(sql, "")
+        assert stages() == {"burnin": 1, "": 1}, "they wait for no fold"
+        totals.fold(connection)
         assert stages()["burnin"] == 1
         assert stages()[""] == 1
         assert stages()[OTHER_STAGE] == 1
+
+    def test_a_stage_that_loses_its_policy_keeps_its_name(self, sql: Sql) -> None:
+        count(sql, "burnin")
+        for n in range(MOST_STAGES + 1):
+            count(sql, f"stage-{n:03}")
+        totals.fold(connection)
+        with override_settings(JOBREAPER={}):
+            totals.fold(connection)
+            assert (stages()["burnin"], stages()[OTHER_STAGE]) == (1, 1)
 
     def test_one_table_does_not_use_up_the_names_of_another(self, sql: Sql) -> None:
         for n in range(MOST_STAGES + 1):
             count(sql, f"stage-{n:03}")
         count(sql, "late", table="asr_jobs")
+        totals.fold(connection)
         assert ("asr_jobs", "late") in read()
 
     def test_a_fold_keeps_the_names_and_the_table_small(self, sql: Sql) -> None:
         for round_ in range(3):
             for n in range(MOST_STAGES + 50):
                 count(sql, f"stage-{n if round_ == 0 else 99 - n:03}")
-            before = read()
             totals.fold(connection)
-            assert read() == before
+            assert stages() == {
+                **{f"stage-{n:03}": round_ + 1 for n in range(MOST_STAGES)},
+                OTHER_STAGE: 50 * (round_ + 1),
+            }
             assert len(sql("TABLE jobreaper_totals")) == MOST_STAGES + 1
-        count(sql, "stage-099")
-        assert "stage-099" not in stages()
+        assert len(sql("TABLE jobreaper_stages")) == MOST_STAGES
+
+    def test_a_fold_that_may_not_touch_the_oldest_rows_gives_no_name_away(
+        self, sql: Sql, second_connection: psycopg.Connection[Any]
+    ) -> None:
+        for n in range(MOST_STAGES + 10):
+            count(sql, f"stage-{n:03}")
+        totals.fold(connection)
+        before = read()
+        second_connection.execute("SELECT FROM jobreaper_totals FOR UPDATE")
+        for n in reversed(range(MOST_STAGES + 10)):
+            count(sql, f"stage-{n:03}")
+        totals.fold(connection)
+        second_connection.rollback()
+        totals.fold(connection)
+        assert read() == {key: (2 * n, 2 * us) for key, (n, us) in before.items()}
+
+    def test_a_stage_that_was_counted_first_and_committed_last_takes_no_name_away(
+        self, sql: Sql, second_connection: psycopg.Connection[Any]
+    ) -> None:
+        second_connection.execute(
+            """INSERT INTO jobreaper_totals (name, "table", stage)
+               VALUES ('requeues', 'jobs', 'late')"""
+        )
+        for n in range(MOST_STAGES + 2):
+            count(sql, f"stage-{n:03}")
+        totals.fold(connection)
+        before = stages()
+        second_connection.commit()
+        for _ in range(2):
+            assert stages() == {**before, OTHER_STAGE: 3}
+            totals.fold(connection)
+
+    def test_a_stage_is_shown_only_when_it_is_known_whether_it_has_a_name(self, sql: Sql) -> None:
+        for n in range(MOST_STAGES - 1):
+            count(sql, f"stage-{n:03}")
+        totals.fold(connection)
+        count(sql, "a")
+        count(sql, "b")
+        assert not {"a", "b", OTHER_STAGE} & set(stages())
+        totals.fold(connection)
+        assert (stages()["a"], stages()[OTHER_STAGE]) == (1, 1)
+
+    def test_two_folds_at_once_give_no_more_names_than_there_are(self, dsn: str) -> None:
+        start = threading.Barrier(4)
+        seen: list[dict[str, int]] = []
+
+        def add_and_fold(worker: int) -> None:
+            try:
+                with psycopg.connect(dsn, autocommit=True) as client:
+                    start.wait()
+                    for n in range(40):
+                        client.execute(
+                            """INSERT INTO jobreaper_totals (name, "table", stage)
+                               VALUES ('requeues', 'jobs', %s)""",
+                            [f"{worker}-{n}"],
+                        )
+                        totals.fold(connection)
+                        if worker == 0:
+                            seen.append(stages())
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=add_and_fold, args=[n]) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        totals.fold(connection)
+        seen.append(stages())
+        for before, after in pairwise(seen):
+            assert all(after.get(stage, 0) >= n for stage, n in before.items())
+        assert sum(seen[-1].values()) == 160
+        assert len(seen[-1]) == MOST_STAGES + 1
+
+    def test_while_a_pass_in_an_open_transaction_is_not_committed_others_give_names(
+        self, open_reap: None, jobs: Rows
+    ) -> None:
+        jobs.plant_expired(stage="new")
+        reap([Job])
+        assert stages()["new"] == 1
 
     def test_the_page_has_no_more_series_than_names(self, sql: Sql) -> None:
         for n in range(500):
             count(sql, f"stage-{n:03}")
+        totals.fold(connection)
         labels = {dict(key)["stage"] for key in scrape().samples["reaper_requeues_total"]}
         known = len(totals.known_stages())
         assert len(labels) == MOST_STAGES + known + 1

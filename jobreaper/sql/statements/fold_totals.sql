@@ -4,7 +4,10 @@
 WITH total AS MATERIALIZED (
     SELECT * FROM jobreaper_totals FOR UPDATE SKIP LOCKED
 ),
-labelled AS MATERIALIZED ({labelled_totals}),
+labelled AS MATERIALIZED (
+    SELECT id, name, "table", coalesce(label, stage) AS stage, count, microseconds, last_at
+      FROM ({labelled_totals}) AS labelled
+),
 folded AS (
     SELECT name, "table", stage,
            min(id) AS id,
