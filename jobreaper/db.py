@@ -6,23 +6,22 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, Error, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import Error as PsycopgError
 from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.pq import TransactionStatus
 
 from jobreaper import sql
-from jobreaper.exceptions import (
-    ConfigurationError,
-    JobreaperError,
-    OpenTransaction,
-    UnsupportedDatabase,
-)
+from jobreaper.exceptions import ConfigurationError, JobreaperError, UnsupportedDatabase
 
 R = TypeVar("R")
+
+# Whether in atomic(), and how many savepoints deep.
+Depth = tuple[bool, int]
 
 logger = logging.getLogger(__name__)
 
@@ -163,45 +162,74 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (opened and not connection.autocommit)
 
 
-def in_any_transaction() -> bool:
-    """Return whether any of this thread's connections is in a transaction of the caller's."""
-    return any(map(in_transaction, connections.all(initialized_only=True)))
+def open_transactions() -> dict[str, Depth]:
+    """Return which of this thread's connections are in a transaction of the caller's, by alias, and
+    how deep.
+    """
+    return {
+        connection.alias: _depth(connection)
+        for connection in connections.all(initialized_only=True)
+        if in_transaction(connection)
+    }
 
 
-def close_left_open() -> list[str]:
-    """Close those of this thread's connections that somebody has left in a transaction or switched
-    out of autocommit; return the aliases of those in a transaction, which is rolled back.
+def close_left_open(before: Mapping[str, Depth] = MappingProxyType({})) -> list[str]:
+    """Roll back what somebody has begun on this thread's connections and not ended since
+    ``before``, which ``open_transactions()`` returned; return the aliases concerned. A connection
+    that was in no transaction is closed, also one that was only switched out of autocommit.
     """
     undone = []
     for connection in connections.all(initialized_only=True):
-        raw = connection.connection
-        if raw is None or connection.in_atomic_block or connection.vendor != "postgresql":
-            continue
         # Where the settings say so, every connection is out of autocommit, and in a transaction.
-        if not connection.settings_dict["AUTOCOMMIT"]:
+        if connection.vendor != "postgresql" or not connection.settings_dict["AUTOCOMMIT"]:
             continue
-        status = raw.info.transaction_status
-        is_open = status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-        if is_open:
+        depth = before.get(connection.alias)
+        is_left_open = _depth(connection) > depth if depth else _is_open(connection)
+        if is_left_open:
             undone.append(connection.alias)
-        if is_open or not connection.autocommit:
-            connection.close()
+        if depth is None:
+            if is_left_open or not connection.autocommit:
+                _drop(connection)
+        elif is_left_open:
+            _roll_back_to(connection, depth)
     return undone
 
 
-def refuse_left_open(who: str) -> None:
-    """Close those of this thread's connections that ``who`` has left in a transaction or switched
-    out of autocommit.
+def _depth(connection: BaseDatabaseWrapper) -> Depth:
+    return connection.in_atomic_block, len(connection.savepoint_ids)
 
-    Raises:
-        OpenTransaction: there was a transaction.
-    """
-    undone = close_left_open()
-    if undone:
-        raise OpenTransaction(
-            f"{who} left a transaction open on {', '.join(undone)}, and what it wrote there "
-            "is undone"
-        )
+
+def _is_open(connection: BaseDatabaseWrapper) -> bool:
+    raw = connection.connection
+    return connection.in_atomic_block or (
+        raw is not None
+        and raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+    )
+
+
+def _drop(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection, also one in ``atomic()``, of which Django would keep the broken rest."""
+    connection.in_atomic_block = False
+    connection.savepoint_ids.clear()
+    connection.atomic_blocks.clear()
+    connection.needs_rollback = connection.closed_in_transaction = False
+    connection.close()
+
+
+def _roll_back_to(connection: BaseDatabaseWrapper, depth: Depth) -> None:
+    """Leave the blocks of ``atomic()`` that are deeper, as an exception would have done."""
+    connection.in_atomic_block, kept = depth
+    first, *others = connection.savepoint_ids[kept:]
+    del connection.savepoint_ids[kept:]
+    del connection.atomic_blocks[-1 - len(others) :]
+    # Without a savepoint of its own the block was part of the caller's.
+    connection.needs_rollback = first is None
+    if first is not None:
+        try:
+            connection.savepoint_rollback(first)
+            connection.savepoint_commit(first)
+        except Error:
+            connection.needs_rollback = True
 
 
 def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:

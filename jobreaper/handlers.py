@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -63,15 +63,20 @@ def handlers() -> Mapping[str, Handler]:
     return {**_celery_tasks(), **_handlers}
 
 
-def refuse_coroutine(name: str, returned: object) -> None:
-    """Refuse what an ``async def`` returned: it has not run, and its job would count as done.
+def refuse_unrun(name: str, returned: object) -> None:
+    """Refuse what an ``async def`` or a function with ``yield`` returned: it has not run, and its
+    job would count as done.
 
     Raises:
-        TypeError: ``returned`` is a coroutine.
+        TypeError: ``returned`` is an awaitable or a generator.
     """
-    if inspect.iscoroutine(returned):
+    is_async = inspect.isawaitable(returned) or inspect.isasyncgen(returned)
+    if not is_async and not inspect.isgenerator(returned):
+        return
+    if isinstance(returned, Coroutine | Generator):
         returned.close()
-        raise TypeError(f"{name} did not run: it is async, and a job's function must not be")
+    why = "is async" if is_async else "has a yield"
+    raise TypeError(f"{name} did not run: it {why}, and a job's function must not")
 
 
 @cache

@@ -18,8 +18,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from jobreaper import conf, heartbeat, signals
-from jobreaper.db import fetch, on_commit, retrying, storable
-from jobreaper.exceptions import LeaseClosed, LeaseLost
+from jobreaper.db import Depth, close_left_open, fetch, on_commit, retrying, storable
+from jobreaper.exceptions import LeaseClosed, LeaseLost, OpenTransaction
 from jobreaper.heartbeat import Beat
 from jobreaper.policies import LONGEST_MS
 from jobreaper.states import EventType, Status
@@ -193,6 +193,19 @@ class Lease:
                 save()
                 return
         self.rejected(self.table.connection(using), "save", tried_before=False)
+
+    def refuse_left_open(self, who: str, before: Mapping[str, Depth]) -> None:
+        """Roll back what ``who`` has begun on this thread's connections and not ended since
+        ``before``, as ``db.close_left_open()`` does.
+
+        Raises:
+            OpenTransaction: there was a transaction.
+        """
+        if undone := close_left_open(before):
+            raise OpenTransaction(
+                f"{who} left a transaction open on {', '.join(undone)}, and what it wrote there "
+                "is undone"
+            )
 
     @property
     def wants_beats(self) -> bool:

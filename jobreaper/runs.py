@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
-from jobreaper.db import fetch, refuse_left_open
+from jobreaper.db import fetch, open_transactions
 from jobreaper.exceptions import LeaseLost, OpenTransaction
-from jobreaper.handlers import Handler, handlers, refuse_coroutine
+from jobreaper.handlers import Handler, handlers, refuse_unrun
 from jobreaper.lease_groups import claim_group
 from jobreaper.leases import Lease
 from jobreaper.models import Job
@@ -43,16 +43,17 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
     error: BaseException | None = None
     model = lease.table.model
     signals.run_started.send_robust(model, lease=lease)
+    before = open_transactions()
     try:
         with forks_end_here():
             returned = handler(lease.job, lease)
-        refuse_coroutine(f"the handler of {lease.job.type}", returned)
+        refuse_unrun(f"the handler of {lease.job.type}", returned)
     # Whatever a handler raises, sys.exit() included, is its own job's affair.
     except BaseException as raised:
         error = raised
     # The next job's writes must not end up in this one's transaction.
     try:
-        refuse_left_open("the handler")
+        lease.refuse_left_open("the handler", before)
     except OpenTransaction as left_open:
         error = error or left_open
     signals.run_ended.send_robust(model, lease=lease, error=error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,9 +22,9 @@ from django.db import Error, models, transaction
 from jobreaper import control
 from jobreaper.celery import shutdown
 from jobreaper.claims import claim
-from jobreaper.db import close_left_open, in_any_transaction, refuse_left_open
+from jobreaper.db import Depth, close_left_open, open_transactions
 from jobreaper.exceptions import ConfigurationError, LeaseLost
-from jobreaper.handlers import refuse_coroutine
+from jobreaper.handlers import refuse_unrun
 from jobreaper.leases import Lease
 from jobreaper.states import EventType
 from jobreaper.worker import forks_end_here
@@ -98,17 +98,16 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         if not (self.request.called_directly or self.request.is_eager):
             # Some other task's, on a connection that is kept: the claim would be undone with it.
             close_left_open()
-        is_nested = in_any_transaction()
+        before = open_transactions()
         lease = claim(self.job_model(), args[0])
         if lease is None:
             logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
             return None
-        with lease, _ended_by(self, lease, is_nested):
+        with lease, _ended_by(self, lease, before):
             with _interrupting(lease) if self.interrupt else nullcontext(), forks_end_here():
                 result = self.run(lease.job, lease)
-            refuse_coroutine(self.name, result)
-            if not is_nested:
-                refuse_left_open(self.name)
+            refuse_unrun(self.name, result)
+            lease.refuse_left_open(self.name, before)
             if not lease.closed:
                 self._finish(lease, result)
             return result
@@ -146,7 +145,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
 
 
 @contextmanager
-def _ended_by(task: LeasedTask, lease: Lease, is_nested: bool) -> Iterator[None]:
+def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> Iterator[None]:
     """End the lease as the exception that leaves the block says, and let the exception go on.
 
     A task that is called in somebody's transaction, as eager ones can be, leaves that alone.
@@ -159,9 +158,8 @@ def _ended_by(task: LeasedTask, lease: Lease, is_nested: bool) -> Iterator[None]
             # A cancelled or reaped job is nobody's failure: the record says what happened.
             logger.info("%s stopped: %s", task.name, cause)
             raise Ignore from error
-        if not is_nested:
-            # Written into a transaction that the function left open, the end would be undone too.
-            close_left_open()
+        # Written into a transaction that the function left open, the end would be undone too.
+        close_left_open(before)
         went_back = False
         # Where this write fails too, the lease runs out and the reaper does the rest.
         with suppress(LeaseLost, Error):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -184,15 +185,23 @@ def test_a_soft_time_limit_in_the_middle_of_a_query_is_retried_like_any(
     assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
 
 
-def test_an_async_function_has_not_run_and_its_job_does_not_count_as_done(
-    run: Run, jobs: Rows
-) -> None:
-    async def work(job: Any, lease: Any) -> None: ...
+async def never_awaited(job: Any, lease: Any) -> None: ...
 
+
+def never_begun(job: Any, lease: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("work", "why"), [(never_awaited, "is async"), (never_begun, "has a yield")]
+)
+def test_a_function_that_has_not_run_does_not_count_as_done(
+    work: Any, why: str, run: Run, jobs: Rows
+) -> None:
     pk = run(work, raises=TypeError)
     row = jobs.row(pk)
     assert (row["status"], row["fail_code"]) == (Status.QUEUED, "TypeError")
-    assert "did not run: it is async" in row["fail_reason"]
+    assert f"did not run: it {why}" in row["fail_reason"]
 
 
 def test_an_exception_of_the_last_attempt_fails_the_job(run: Run, jobs: Rows) -> None:
@@ -217,7 +226,17 @@ def begin() -> None:
         cursor.execute("BEGIN; SELECT 1")
 
 
-@pytest.mark.parametrize("leave_open", [begin, lambda: transaction.set_autocommit(False)])
+LEFT_OPEN: list[Any] = []
+
+
+def enter_atomic() -> None:
+    LEFT_OPEN.append(transaction.atomic())
+    LEFT_OPEN[-1].__enter__()
+
+
+@pytest.mark.parametrize(
+    "leave_open", [begin, lambda: transaction.set_autocommit(False), enter_atomic]
+)
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_transaction_that_a_function_leaves_open_does_not_swallow_the_jobs_end(
     fails: bool, leave_open: Any, run: Run, jobs: Rows
@@ -249,6 +268,25 @@ def test_a_callers_transaction_is_left_alone(one_app: Celery, jobs: Rows) -> Non
         transaction.set_autocommit(True)
     row = jobs.row(job.pk)
     assert (row["status"], row["org_id"]) == (Status.SUCCESS, "kept")
+
+
+def test_in_a_callers_transaction_a_function_undoes_no_more_than_its_own(
+    one_app: Celery, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        enter_atomic()
+        Job.objects.filter(pk=job.pk).update(org_id="undone")
+
+    job = Job(type="mail")
+    Job.objects.bulk_create([job])
+    task = declare(one_app, work)
+    with transaction.atomic():
+        Job.objects.filter(pk=job.pk).update(priority=7)
+        with pytest.raises(OpenTransaction):
+            task(job.pk)
+    row = jobs.row(job.pk)
+    assert (row["status"], row["fail_code"]) == (Status.QUEUED, "OpenTransaction")
+    assert (row["priority"], row["org_id"]) == (7, None)
 
 
 def test_where_the_failure_cannot_be_written_the_exception_is_seen_all_the_same(

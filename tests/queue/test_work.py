@@ -3,17 +3,18 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import Error, connection, connections, transaction
 from django.test import override_settings
 
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
 from jobreaper.lease_groups import claim_group, finish_group, release_group
 from jobreaper.models import Job
-from jobreaper.runs import Tally, call
+from jobreaper.runs import Tally, call, run_due
 from jobreaper.tables import table_of
 from jobreaper.work import Worker
 from tests.rows import Rows, Sql, ago
@@ -133,13 +134,38 @@ def test_a_handler_that_exits_fails_its_job_and_does_not_end_the_worker(
     assert jobs.row(other.pk)["status"] == "success"
 
 
-def test_an_async_handler_has_not_run_and_its_job_does_not_count_as_done(jobs: Rows) -> None:
-    @job_handler("async")
-    async def never_awaited(job: Any, lease: Any) -> None: ...
+async def never_awaited(job: Any, lease: Any) -> None: ...
 
-    job = enqueue("async", max_attempts=1)
+
+async def never_iterated(job: Any, lease: Any) -> Any:
+    yield
+
+
+def never_begun(job: Any, lease: Any) -> Iterator[None]:
+    yield
+
+
+class Awaitable:
+    def __await__(self) -> Any:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        (never_awaited, "is async"),
+        (never_iterated, "is async"),
+        (lambda job, lease: Awaitable(), "is async"),
+        (never_begun, "has a yield"),
+    ],
+)
+def test_a_handler_that_has_not_run_does_not_count_as_done(
+    handler: Any, why: str, jobs: Rows
+) -> None:
+    job_handler("unrun")(handler)
+    job = enqueue("unrun", max_attempts=1)
     assert once() == Tally(claimed=1, failed=1)
-    assert "did not run: it is async" in jobs.row(job.pk)["fail_reason"]
+    assert f"did not run: it {why}" in jobs.row(job.pk)["fail_reason"]
 
 
 def test_a_handler_may_finish_in_its_own_transaction(jobs: Rows) -> None:
@@ -248,18 +274,59 @@ def test_a_handlers_broken_connection_is_replaced(sql: Sql, jobs: Rows) -> None:
 # What is claimed.
 
 
-@pytest.mark.parametrize("begin", [False, True])
+def begin() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+
+
+LEFT_OPEN: list[Any] = []
+
+
+def enter_atomic() -> None:
+    LEFT_OPEN.append(transaction.atomic())
+    LEFT_OPEN[-1].__enter__()
+
+
+def suspend_in_atomic() -> None:
+    def steps() -> Iterator[None]:
+        with transaction.atomic(), transaction.atomic():
+            yield
+
+    LEFT_OPEN.append(steps())
+    next(LEFT_OPEN[-1])
+
+
+def close_in_atomic() -> None:
+    enter_atomic()
+    Job.objects.exists()
+    connection.close()
+
+
+def break_in_atomic() -> None:
+    enter_atomic()
+    with suppress(Error), connection.cursor() as cursor:
+        cursor.execute("SELECT 1 / 0")
+
+
+@pytest.mark.parametrize(
+    "leave_open",
+    [
+        begin,
+        lambda: transaction.set_autocommit(False),
+        enter_atomic,
+        suspend_in_atomic,
+        close_in_atomic,
+        break_in_atomic,
+    ],
+)
 def test_a_transaction_that_a_handler_leaves_open_fails_its_job_and_swallows_no_others_writes(
-    begin: bool, sql: Sql, jobs: Rows
+    leave_open: Callable[[], None], sql: Sql, jobs: Rows
 ) -> None:
     @job_handler("open")
-    def leave_open(job: Any, lease: Any) -> None:
-        if not begin:
-            transaction.set_autocommit(False)
-        with connection.cursor() as cursor:
-            if begin:
-                cursor.execute("BEGIN")
-            cursor.execute("SELECT 1")
+    def open(job: Any, lease: Any) -> None:
+        leave_open()
+        with suppress(Error):
+            Job.objects.filter(pk=job.pk).update(org_id="undone")
 
     @job_handler("effect")
     def write(job: Any, lease: Any) -> None:
@@ -268,10 +335,31 @@ def test_a_transaction_that_a_handler_leaves_open_fails_its_job_and_swallows_no_
     opened = enqueue("open", max_attempts=1)
     written = enqueue_many([{}] * 3, type="effect").ids
     once()
+    LEFT_OPEN.clear()
     row = jobs.row(opened.pk)
-    assert (row["status"], row["fail_code"]) == ("failed", "OpenTransaction")
+    assert (row["status"], row["fail_code"], row["org_id"]) == ("failed", "OpenTransaction", None)
     rows = [jobs.row(pk) for pk in written]
     assert [(row["status"], row["org_id"]) for row in rows] == [("success", "written")] * 3
+
+
+@pytest.mark.parametrize("nested", [1, 2])
+def test_in_a_transaction_of_the_callers_a_handler_undoes_no_more_than_its_own(
+    nested: int, jobs: Rows
+) -> None:
+    """As in a TestCase, whose transaction must be the one it was."""
+
+    @job_handler("open")
+    def leave_open(job: Any, lease: Any) -> None:
+        for _ in range(nested):
+            enter_atomic()
+        Job.objects.filter(pk=job.pk).update(org_id="undone")
+
+    with transaction.atomic(), transaction.atomic():
+        job, other = enqueue("open", max_attempts=1), enqueue("idle")
+        assert run_due(2, 60) == Tally(claimed=2, succeeded=1, failed=1)
+    row = jobs.row(job.pk)
+    assert (row["status"], row["fail_code"], row["org_id"]) == ("failed", "OpenTransaction", None)
+    assert jobs.row(other.pk)["status"] == "success"
 
 
 def test_out_of_autocommit_a_handler_that_commits_has_done_its_job(jobs: Rows) -> None:
