@@ -143,8 +143,9 @@ def _lease_condition(state: LeaseState) -> Q:
 class LeasedJob(models.Model):
     """A job that can be leased, beaten, finished and reaped.
 
-    Subclass it with your own fields. Every column is nullable or has a database default, so INSERT
-    statements written before the columns existed keep working.
+    Subclass it with your own fields; see ``EXTRA_FIELDS`` for those that are used where they are
+    there. Every column is nullable or has a database default, so INSERT statements written before
+    the columns existed keep working.
     """
 
     status = models.TextField(

@@ -24,6 +24,17 @@ from jobreaper.states import AttemptsCounted, OnExpiry, Status
 # What a table without leases may have besides the protocol's columns: set at every reclaim.
 EXTRA_PARTS: Final = ("updated_at",)
 
+# Fields that are no part of the protocol and are used where they have this name and such a type.
+EXTRA_FIELDS: Final[Mapping[str, tuple[type[models.Field[Any, Any]], ...]]] = MappingProxyType(
+    {
+        "type": (models.CharField, models.TextField),
+        "priority": (models.IntegerField, models.FloatField, models.DecimalField),
+        "org_id": (models.Field,),
+        "dedupe_key": (models.CharField, models.TextField, models.UUIDField),
+        "created_at": (models.DateTimeField,),
+    }
+)
+
 LeaseValues = tuple[int, str | None, int, datetime | None]
 
 OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
@@ -116,9 +127,14 @@ class JobTable:
                 return str(own.column)
         raise FieldDoesNotExist(f"{self.model._meta.label} has no field or column {name!r}")
 
-    def has(self, name: str) -> bool:
-        """Return whether the model has a field of this name."""
-        return any(own.name == name for own in self.model._meta.concrete_fields)
+    @cached_property
+    def extras(self) -> Mapping[str, models.Field[Any, Any]]:
+        """The fields that the table has of ``EXTRA_FIELDS``."""
+        return {
+            own.name: own
+            for own in self.model._meta.concrete_fields
+            if isinstance(own, EXTRA_FIELDS.get(own.name, ()))
+        }
 
     @cached_property
     def lease_values(self) -> Callable[[models.Model], LeaseValues]:

@@ -60,7 +60,7 @@ def is_paused(table: JobTable) -> models.Q:
     """Return the condition that a ``LeasedJob`` of ``table`` is of a paused stage or type."""
     names = Pause.objects.filter(table=table.name).values("name")
     of_stage = models.Q(stage__in=names)
-    return of_stage | models.Q(type__in=names) if table.has("type") else of_stage
+    return of_stage | models.Q(type__in=names) if "type" in table.extras else of_stage
 
 
 def _announce(table: JobTable, **what: Any) -> None:

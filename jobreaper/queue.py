@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from psycopg.sql import SQL
 
 from jobreaper import conf, rendering, signals, sql
 from jobreaper.db import fetch, on_commit, retrying
@@ -280,8 +281,8 @@ def _announce(pks: list[UUID]) -> None:
 @cache
 def _statement(name: str, replaces: bool) -> str:
     parts = rendering.leased_parts(table_of(Job))
-    parts["digest"] = rendering.digest("dedupe_key")
-    parts["digest_of_job"] = rendering.digest("job.dedupe_key")
+    parts["digest"] = rendering.digest(SQL("dedupe_key"))
+    parts["digest_of_job"] = rendering.digest(SQL("job.dedupe_key"))
     on_conflict = "or_replace" if replaces else "or_keep"
     parts["on_conflict"] = sql.compose(f"fragments/{on_conflict}", parts)
     parts["enqueued"] = sql.compose("fragments/enqueued", parts)

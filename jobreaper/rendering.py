@@ -112,16 +112,20 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
     columns = [str(own.column) for own in table.model._meta.concrete_fields]
     parts = {
         **_common_parts(table),
+        **{name: Identifier(str(own.column)) for name, own in table.extras.items()},
         "id": Identifier(table.key_columns[0]),
         "columns": SQL(", ").join([Identifier("job", column) for column in columns]),
-        "metered_columns": _of_metered(table, "job.{0} AS {0},"),
+        "metered_columns": _of_metered(table, "job.{2} AS {0},"),
         "metered_details": _of_metered(table, "{1}, attempt.{0},"),
-        "priority": SQL("job.priority DESC, " if table.has("priority") else ""),
+        "attempts_of_job": _attempts(table, {}),
         "table_ttl_sec": SQL("{}::float8").format(Literal(table.ttl_sec)),
         # Of a row of the table, and of a row of an expression in the protocol's own names.
         "policy_of_row": _policy_of(table.columns["stage"]),
         "policy_of_job": _policy_of("stage"),
     }
+    by_priority = SQL("job.{} DESC NULLS LAST, ").format
+    has_priority = "priority" in table.extras
+    parts["by_priority"] = by_priority(parts["priority"]) if has_priority else SQL("")
     for name in _FRAGMENTS:
         parts[name] = overriding.get(name) or sql.compose(f"fragments/{name}", parts)
     for name, event in _ENDINGS.items():
@@ -134,36 +138,38 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
         ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),
     ):
         parts[name] = sql.compose("fragments/lease_end", {**parts, "not_after": not_after})
-    kinds = [str(table.columns["stage"]), *(["type"] if table.has("type") else [])]
+    has_type = "type" in table.extras
+    kinds = [SQL("job.{}").format(parts["stage"])]
+    kinds += [SQL("job.{}::text").format(parts["type"])] if has_type else []
     parts["not_paused"] = SQL(" AND ").join(
-        [
-            sql.compose(
-                "fragments/not_paused", {**parts, "kind": SQL("job.{}").format(Identifier(kind))}
-            )
-            for kind in kinds
-        ]
+        [sql.compose("fragments/not_paused", {**parts, "kind": kind}) for kind in kinds]
     )
-    parts["of_types"] = sql.compose("fragments/of_types", parts) if "type" in kinds else SQL("true")
+    parts["of_types"] = sql.compose("fragments/of_types", parts) if has_type else SQL("true")
     for name in _DUE:
         parts[name] = _due(table, parts, name)
-    parts["key_is_free"] = _key_is_free(parts) if table.has("dedupe_key") else SQL("true")
+    parts["key_is_free"] = _key_is_free(parts) if "dedupe_key" in table.extras else SQL("true")
     return parts
 
 
-def digest(text: LiteralString) -> Composable:
+def digest(text: Composable) -> Composable:
     """Return the digest of a dedupe key, as the unique index has it."""
-    return sql.compose("fragments/digest", {"text": SQL(text)})
+    return sql.compose("fragments/digest", {"text": text})
 
 
 def _key_is_free(parts: Parts) -> Composable:
-    digests = {f"digest_of_{row}": digest(f"{row}.dedupe_key") for row in ("job", "other")}
+    digests = {
+        f"digest_of_{row}": digest(SQL("{}.{}::text").format(SQL(row), parts["dedupe_key"]))
+        for row in ("job", "other")
+    }
     return sql.compose("fragments/key_is_free", {**parts, **digests})
 
 
 def _of_metered(table: JobTable, pattern: LiteralString) -> Composable:
     """Return what metering wants of a job, where the table has it: whose it was, and what."""
-    names = [name for name in ("org_id", "type") if table.has(name)]
-    return SQL("\n").join([SQL(pattern).format(Identifier(n), Literal(n)) for n in names])
+    found = [(n, str(table.extras[n].column)) for n in ("org_id", "type") if n in table.extras]
+    return SQL("\n").join(
+        [SQL(pattern).format(Identifier(n), Literal(n), Identifier(column)) for n, column in found]
+    )
 
 
 def limited(table: JobTable, name: str, **overriding: Composable) -> str:
@@ -179,8 +185,22 @@ def _due(
 ) -> Composed:
     parts = {**parts, "not_full": SQL("true"), "picked": SQL("due"), **changed}
     wanted = sql.compose(f"fragments/{_DUE[name]}", parts)
-    shape = "due_by_priority" if table.has("priority") else "due"
-    return sql.compose(f"fragments/{shape}", {**parts, "wanted": wanted})
+    parts = {**parts, "wanted": wanted}
+    if "priority" not in table.extras:
+        return sql.compose("fragments/due", parts)
+    conditions = [SQL("job.{} = present.priority")]
+    # What the model of somebody else's table says of NULL need not be so.
+    if table.extras["priority"].null or not table.model._meta.managed:
+        conditions.append(SQL("job.{} IS NULL AND present.priority IS NULL"))
+    of_present = [
+        sql.compose(
+            "fragments/due_of_priority", {**parts, "has_priority": each.format(parts["priority"])}
+        )
+        for each in conditions
+    ]
+    return sql.compose(
+        "fragments/due_by_priority", {**parts, "of_present": SQL(" UNION ALL ").join(of_present)}
+    )
 
 
 def _due_within_limits(table: JobTable, parts: Parts, name: str) -> Composed:
@@ -225,10 +245,7 @@ def reclaim_parts(table: JobTable) -> Parts:
         "limits": limits(table),
         "limit_of_job": _limit_of_job(table),
     }
-    parts["read_attempt_count"] = _attempts(table, parts)
-    parts["max_attempts_of_job"] = SQL("coalesce({}, {})").format(
-        _read(table, "max_attempts", "int"), Literal(table.max_attempts)
-    )
+    parts["attempts_of_job"] = _attempts(table, parts)
     _with(parts, "status_by_verdict")
     parts["reclaim_assignments"] = _assignments(table, parts)
     return parts
@@ -255,7 +272,7 @@ def _waiting_since(table: JobTable) -> Composable:
         for part in ("next_earliest_run_at", "last_heartbeat_at")
         if part in table.columns
     ]
-    times += [table.column("created_at")] if table.has("created_at") else []
+    times += [str(own.column) for name, own in table.extras.items() if name == "created_at"]
     columns = [SQL("job.{}").format(Identifier(column)) for column in times]
     return SQL("GREATEST(NULL::timestamptz, {})").format(SQL(", ").join(columns))
 
@@ -284,6 +301,9 @@ def _common_parts(table: JobTable) -> Parts:
         **{part: Identifier(column) for part, column in table.columns.items()},
         **{status.value: Literal(table.word(status)) for status in table.words},
         **{f"no_{part}": _nothing(table, part) for part in _EMPTIED_TEXTS},
+        "max_attempts_of_job": SQL("coalesce({}, {})").format(
+            _read(table, "max_attempts", "int"), Literal(table.max_attempts)
+        ),
         # A text that does not fit would keep its job from ever being given back or failed.
         "longest_fail_reason": Literal(table.max_length("fail_reason") or LONGEST_TEXT),
         "is_queued": has_status(table, Status.QUEUED),

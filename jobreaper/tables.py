@@ -50,7 +50,7 @@ def register(
             first is written.
         ttl: how long a running job without a lease may show no sign of life, in seconds or text
             such as ``"15m"``; by stage in a dict, where a stage without an entry has no limit.
-        max_attempts: for tables without such a column.
+        max_attempts: for tables without such a column, and for rows where it is NULL.
         attempts_counted: ``"claim"`` where workers count an attempt when they start it, ``"reap"``
             where the reaper does when it gives the job back. For tables without leases.
         on_expiry: ``"fail"`` where such a job is never to be run again.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import models
+from django.db import connection, models
 
 from jobreaper import tables
 from jobreaper.jobtable import JobTable
@@ -15,6 +15,7 @@ __all__ = ["transactional_db"]
 
 Adopt = Callable[..., JobTable]
 Create = Callable[..., Rows]
+Make = Callable[..., list[Any]]
 
 
 @pytest.fixture
@@ -50,3 +51,21 @@ def adopt() -> Iterator[Adopt]:
     yield run
     for model in adopted:
         tables._tables.pop(model, None)
+
+
+@pytest.fixture
+def make(transactional_db: None) -> Iterator[Make]:
+    """Create the tables of a product's models as its migrations do."""
+    made: list[type[models.Model]] = []
+
+    def run(*created: type[models.Model]) -> list[Any]:
+        with connection.schema_editor() as editor:
+            for model in created:
+                editor.create_model(model)
+                made.append(model)
+        return list(created)
+
+    yield run
+    with connection.cursor() as cursor:
+        for model in reversed(made):
+            cursor.execute(f"DROP TABLE {model._meta.db_table} CASCADE")

@@ -8,7 +8,7 @@ from django.test.utils import isolate_apps
 
 import jobreaper
 from jobreaper import checks, installed, tables
-from jobreaper.jobtable import JobTable
+from jobreaper.jobtable import EXTRA_FIELDS, JobTable
 from tests.adoption.conftest import Create
 from tests.adoption.shapes import SHAPES, Shape
 from tests.docs import markdown
@@ -113,3 +113,8 @@ def test_the_page_tells_the_costs_that_the_check_tells() -> None:
     costs = {**checks.COSTS_TO_RECLAIM, **checks.COSTS_TO_LEASE}
     assert {part: told[part] for part in costs} == costs
     assert told.keys() - costs.keys() == {"status", "updated_at"}
+
+
+def test_the_page_tells_of_every_field_that_is_used() -> None:
+    rows = markdown.rows(markdown.section(PAGE, "Other fields that are used"))
+    assert {markdown.code(name)[0] for name, *_ in rows} == EXTRA_FIELDS.keys()

@@ -14,7 +14,7 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 import jobreaper
-from jobreaper import checks, installed, tables
+from jobreaper import checks, control, installed, tables
 from jobreaper.base import LeasedJob
 from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.jobtable import JobTable
@@ -448,6 +448,49 @@ def test_attempts_that_are_null_count_as_none_and_the_rows_limit_wins(
     assert reaped(table) == {1: "requeued", 2: "failed"}
     rows = sql("SELECT attempt_count FROM chores ORDER BY id")
     assert [row["attempt_count"] for row in rows] == [1, 1]
+
+
+def by_reaping(table: JobTable) -> None:
+    errands.Errand._default_manager.update(leased_until=timezone.now() - timedelta(1))
+    jobreaper.reap([table.model])
+
+
+def by_failing(table: JobTable) -> None:
+    epochs = errands.Errand._default_manager.values_list("pk", "fence", "worker")
+    for pk, epoch, worker in epochs:
+        with connection.cursor() as cursor:
+            call = 'SELECT office."Errands_fail"(%s, %s, %s, %s, %s) AS held'
+            cursor.execute(call, [pk, worker, epoch, "E1", "again"])
+            assert cursor.fetchone() == (True,)
+
+
+@pytest.mark.parametrize("ends", [by_reaping, by_failing])
+def test_jobs_whose_numbers_are_null_can_be_leased_and_come_to_an_end(
+    create: Create, adopt: Adopt, sql: Sql, ends: Callable[[JobTable], None]
+) -> None:
+    create(errands.DEFINITION, "SCHEMA office")
+    for column in ("fence", "tries", "tries_allowed", "losses"):
+        sql(f'ALTER TABLE office."Errands" ALTER {column} DROP NOT NULL')
+    table = adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS, max_attempts=2)
+    for each in [installed.policies(connection), *installed.of_table(table, connection)]:
+        each.create(connection)
+    jobs = errands.Errand._default_manager
+    jobs.create(fence=None, tries=None, tries_allowed=None, losses=None)
+    states: list[Any] = []
+    for _ in range(2):
+        jobs.update(not_before=None)
+        [lease] = jobreaper.claim_next(errands.Errand)
+        lease.heartbeat()
+        ends(table)
+        states += jobs.values_list("state", "tries")
+    assert states == [("waiting", 1), ("failed", 2)]
+    # A worker from before leases had it, and an operator wants it back.
+    jobs.update(state="running", fence=None, tries=None, losses=None, leased_until=timezone.now())
+    assert jobreaper.reap([errands.Errand]).requeued == 1
+    assert jobs.get().fence == 1
+    jobs.update(fence=None)
+    assert len(control.cancel(errands.Errand, jobs.values_list("pk", flat=True), by="ann")) == 1
+    assert jobs.get().fence == 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jobreaper import checks, installed, tables
 from jobreaper.dbobjects import Installed
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.jobtable import JobTable
-from tests.adoption.conftest import Adopt
+from tests.adoption.conftest import Adopt, Make
 from tests.docs import markdown
 from tests.functions.conftest import reaper
 from tests.rows import Sql
@@ -29,7 +29,6 @@ __all__ = ["reaper"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Model = type[models.Model]
-Make = Callable[..., list[Any]]
 States = Callable[[JobTable], dict[str, str]]
 
 PAGE = markdown.page("adoption")
@@ -37,24 +36,6 @@ PAGE = markdown.page("adoption")
 
 def ago(**span: float) -> Any:
     return timezone.now() - timedelta(**span)
-
-
-@pytest.fixture
-def make(transactional_db: None) -> Iterator[Make]:
-    """Create the tables of a product's models as its migrations do."""
-    made: list[Model] = []
-
-    def run(*created: Model) -> list[Any]:
-        with connection.schema_editor() as editor:
-            for model in created:
-                editor.create_model(model)
-                made.append(model)
-        return list(created)
-
-    yield run
-    with connection.cursor() as cursor:
-        for model in reversed(made):
-            cursor.execute(f"DROP TABLE {model._meta.db_table} CASCADE")
 
 
 def passed(table: JobTable) -> dict[Any, str]:

@@ -17,7 +17,7 @@ from jobreaper.admin.jobs import JobForm
 from jobreaper.dedupe import make_dedupe_key
 from jobreaper.models import Job
 from jobreaper.queue import _params, _row, _statement
-from jobreaper.tables import table_of
+from jobreaper.tables import JobTable, table_of
 from tests.plans.conftest import Plan
 
 pytestmark = pytest.mark.django_db
@@ -107,6 +107,18 @@ def test_a_claim_of_another_priority_passes_over_none_that_is_scheduled(
     only_scheduled: None, explain: Explain
 ) -> None:
     plan = explain(table_of(Job).statement("claim"), claim(n=10), TABLE)
+    assert plan.rows_changed == 10
+    reads(plan, 3 * 10 + 10, QUEUE)
+
+
+def test_a_claim_of_jobs_without_a_priority_passes_over_none_that_is_scheduled(
+    only_scheduled: None, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job._meta.get_field("priority"), "null", True)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE jobreaper_jobs ALTER priority DROP NOT NULL")
+        cursor.execute("UPDATE jobreaper_jobs SET priority = NULL WHERE status = 'queued'")
+    plan = explain(JobTable(model=Job).statement("claim"), claim(n=10), TABLE)
     assert plan.rows_changed == 10
     reads(plan, 3 * 10 + 10, QUEUE)
 

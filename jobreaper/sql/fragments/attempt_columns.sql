@@ -1,8 +1,8 @@
 job.{id} AS id,
 job.{locked_by} AS locked_by,
 job.{stage} AS stage,
-job.{attempt_count} AS attempt_count,
-job.{max_attempts} AS max_attempts,
+{attempts_of_job} AS attempt_count,
+{max_attempts_of_job} AS max_attempts,
 job.{lease_epoch} AS lease_epoch,
 job.{claimed_at} AS claimed_at,
 {metered_columns}

@@ -19,7 +19,7 @@ timed AS MATERIALIZED (
        AND {is_queued}
        AND job.{next_earliest_run_at} <= statement_timestamp()
        AND {wanted}
-     ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
+     ORDER BY job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s
        FOR NO KEY UPDATE SKIP LOCKED
 ),
@@ -30,7 +30,7 @@ untimed AS MATERIALIZED (
        AND {is_queued}
        AND job.{next_earliest_run_at} IS NULL
        AND {wanted}
-     ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
+     ORDER BY job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),

@@ -7,7 +7,7 @@ due AS (
                    slots.free,
                    row_number() OVER (
                        PARTITION BY job.{stage}
-                       ORDER BY {priority}job.{next_earliest_run_at}, job.{id}) AS place
+                       ORDER BY {by_priority}job.{next_earliest_run_at}, job.{id}) AS place
               FROM {table} AS job
               LEFT JOIN slots ON slots.stage = job.{stage}
              WHERE job.{id} = ANY (ARRAY(SELECT id FROM due_or_more))) AS ranked

@@ -1,1 +1,1 @@
-(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s::text[]))
+(%(types)s::text[] IS NULL OR job.{type}::text = ANY (%(types)s::text[]))

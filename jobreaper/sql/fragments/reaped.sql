@@ -3,9 +3,9 @@
 reaped AS (
     UPDATE {table} AS job
        SET {status} = {status_by_verdict},
-           {lease_epoch} = job.{lease_epoch} + 1,
-           {reap_count} = job.{reap_count} + 1,
-           {attempt_count} = GREATEST(job.{attempt_count} - verdict.attempts_given_back, 0),
+           {lease_epoch} = verdict.lease_epoch + 1,
+           {reap_count} = verdict.reap_count + 1,
+           {attempt_count} = GREATEST(verdict.attempt_count - verdict.attempts_given_back, 0),
            {next_earliest_run_at} = CASE WHEN verdict.requeues THEN verdict.run_again_at
                                          ELSE job.{next_earliest_run_at} END,
            {finished_at} = CASE WHEN verdict.requeues THEN job.{finished_at}

@@ -3,7 +3,7 @@ stale AS MATERIALIZED (
            {key_as_text} AS job_id,
            {read_stage} AS stage,
            {read_locked_by} AS locked_by,
-           {read_attempt_count} AS attempt_count,
+           {attempts_of_job} AS attempt_count,
            {max_attempts_of_job} AS max_attempts,
            {last_seen_at} AS last_seen_at,
            limits.ttl

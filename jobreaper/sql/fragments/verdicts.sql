@@ -13,7 +13,7 @@ expired AS MATERIALIZED (
        AND job.{lease_expires_at} < statement_timestamp()
        AND (job.{next_earliest_run_at} IS NULL
             OR job.{next_earliest_run_at} <= statement_timestamp()
-            OR job.{attempt_count} >= job.{max_attempts})
+            OR {attempts_of_job} >= {max_attempts_of_job})
        AND {chosen}
      ORDER BY job.{lease_expires_at}
      LIMIT (SELECT %(batch)s::bigint)
@@ -35,7 +35,7 @@ silent AS MATERIALIZED (
        AND GREATEST(job.{last_heartbeat_at}, job.{claimed_at}) + policy.ttl < statement_timestamp()
        AND (job.{next_earliest_run_at} IS NULL
             OR job.{next_earliest_run_at} <= statement_timestamp()
-            OR job.{attempt_count} >= job.{max_attempts})
+            OR {attempts_of_job} >= {max_attempts_of_job})
        AND {chosen}
      LIMIT %(batch)s - (SELECT count(*) FROM expired)
        {lock}

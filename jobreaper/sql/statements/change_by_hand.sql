@@ -23,7 +23,7 @@ changed AS (
                                     WHEN {failed} THEN {failed}
                                     WHEN {cancelled} THEN {cancelled}
                                     ELSE job.{status} END,
-           {lease_epoch} = job.{lease_epoch} + 1,
+           {lease_epoch} = coalesce(job.{lease_epoch}, 0) + 1,
            {attempt_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{attempt_count} END,
            {reap_count} = CASE WHEN %(target)s = {queued} THEN 0 ELSE job.{reap_count} END,
            {next_earliest_run_at} = CASE WHEN %(target)s = {queued} THEN statement_timestamp()

@@ -9,8 +9,8 @@ claimed AS (
            {last_heartbeat_at} = statement_timestamp(),
            {deadline_at} = statement_timestamp() + policy.max_runtime,
            {lease_expires_at} = {lease_end_at_claim},
-           {attempt_count} = job.{attempt_count} + 1,
-           {lease_epoch} = job.{lease_epoch} + 1
+           {attempt_count} = coalesce(job.{attempt_count}, 0) + 1,
+           {lease_epoch} = coalesce(job.{lease_epoch}, 0) + 1
       FROM policies AS policy
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM due))
        AND {policy_of_row}
@@ -18,4 +18,4 @@ claimed AS (
 )
 SELECT {claimed_columns}
   FROM claimed AS job
- ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
+ ORDER BY {by_priority}job.{next_earliest_run_at}, job.{id}

@@ -9,4 +9,4 @@ marked AS (
 )
 SELECT job.{id}, job.{stage}, job.{dispatched_at}
   FROM marked AS job
- ORDER BY {priority}job.{next_earliest_run_at}, job.{id}
+ ORDER BY {by_priority}job.{next_earliest_run_at}, job.{id}
