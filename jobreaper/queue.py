@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -16,6 +17,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 from django.utils import timezone
 from psycopg.sql import SQL
 
@@ -41,6 +44,8 @@ LARGEST_MAX_ATTEMPTS: Final = 2**31 - 1
 
 # The job in the new one's place may end between two tries, and again; not for ever.
 MOST_TRIES: Final = 100
+
+_Row = dict[str, Any]
 
 
 @dataclass
@@ -85,13 +90,20 @@ def enqueue(
         ValueError: another argument is bad. Either way nothing was written.
     """
     row = _row(type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key)
-    table = table_of(Job)
-    connection = table.connection()
+    connection = table_of(Job).connection()
     statement = _statement("enqueue", dedupe == Dedupe.REPLACE)
     params = _params([row])
+    may_be_made = False
+
+    def send(answer_was_lost: bool) -> list[tuple[Job, tuple[Any, ...]]]:
+        nonlocal may_be_made
+        may_be_made |= answer_was_lost
+        if may_be_made and (own := _made_before(connection, [row]).first()):
+            return [(own, (True,))]
+        return instances(connection, Job, statement, params)
+
     for _ in range(MOST_TRIES):
-        found = retrying(connection, lambda _: instances(connection, Job, statement, params))
-        for job, (is_new,) in found[:1]:
+        for job, (is_new,) in retrying(connection, send)[:1]:
             if is_new is not None:
                 _announce([job.pk])
                 return job
@@ -113,7 +125,8 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], **common: Any) -> EnqueueRes
 
         enqueue_many(({"payload": {"to": to}} for to in addresses), type="mail", dedupe="skip")
 
-    Where several have the same key, the first counts with ``"skip"`` and the last with
+    More than one statement holds, or with ``"replace"`` for some of them only, they are several in one
+    transaction. Where several have the same key, the first counts with ``"skip"`` and the last with
     ``"replace"``.
 
     Raises:
@@ -128,11 +141,11 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], **common: Any) -> EnqueueRes
     batches = _batches(rows)
     first, second = next(batches, []), next(batches, [])
     if not second:
-        _enqueue_batch(first, result)
+        _enqueue_batch(connection, first, result)
         return result
     with transaction.atomic(using=connection.alias):
         for batch in (first, second, *batches):
-            _enqueue_batch(batch, result)
+            _enqueue_batch(connection, batch, result)
     return result
 
 
@@ -183,7 +196,7 @@ def _row(
     priority: int = 0,
     dedupe: str | None = None,
     dedupe_key: str | None = None,
-) -> dict[str, Any]:
+) -> _Row:
     """Return a new job as a row of the statement's JSON, checked."""
     payload = {} if payload is None else payload
     check_payload(payload)
@@ -201,7 +214,7 @@ def _row(
     _check_number("max_attempts", max_attempts, 1, LARGEST_MAX_ATTEMPTS)
     _check_number("priority", priority, SMALLEST_PRIORITY, LARGEST_PRIORITY)
     return {
-        "id": str(new_id()),
+        "id": new_id(),
         "type": type,
         "stage": type if stage is None else stage,
         "org_id": org_id,
@@ -240,37 +253,55 @@ def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _enqueue_batch(batch: list[tuple[dict[str, Any], bool]], result: EnqueueResult) -> None:
+def _enqueue_batch(
+    connection: BaseDatabaseWrapper, batch: list[tuple[_Row, bool]], result: EnqueueResult
+) -> None:
     kept = [row for row, replaces in batch if not replaces]
     # A statement cannot replace the same row twice.
     replacing = {row["dedupe_key"]: row for row, replaces in batch if replaces}
+    kinds = [(kept, False), (list(replacing.values()), True)]
+    parts = [(rows, replaces) for rows, replaces in kinds if rows]
+    # By a try whose answer was lost. They may have been claimed by now, and even have ended.
+    made_before: set[UUID] = set()
+
+    def send(answer_was_lost: bool) -> list[set[UUID]]:
+        if answer_was_lost:
+            rows = [row for row, _ in batch]
+            made_before.update(_made_before(connection, rows).values_list("pk", flat=True))
+        both_or_none = transaction.atomic(using=connection.alias)
+        with both_or_none if len(parts) > 1 else nullcontext():
+            return [_write(connection, *part, made_before) for part in parts]
+
     made: set[UUID] = set()
-    for rows, replaces in ((kept, False), (list(replacing.values()), True)):
-        if rows:
-            written = _send(rows, replaces)
-            new = {pk for pk, is_new in written if is_new}
-            made |= new
-            result.replaced += len(written) - len(new)
-            result.skipped += len(rows) - len(written)
-    ids = (UUID(row["id"]) for row, _ in batch)
-    result.ids += [pk for pk in ids if pk in made]
+    for (rows, _), written in zip(parts, retrying(connection, send), strict=True):
+        own = {row["id"] for row in rows}
+        made |= own & written
+        result.replaced += len(written - own)
+        result.skipped += len(rows) - len(written)
+        if written:
+            _announce([row["id"] for row in rows if row["id"] in written] + [*(written - own)])
+    result.ids += [row["id"] for row, _ in batch if row["id"] in made]
     result.made += len(made)
     result.skipped += len(batch) - len(kept) - len(replacing)
 
 
-def _send(rows: list[dict[str, Any]], replaces: bool) -> list[tuple[UUID, bool]]:
-    """Send the rows and return the keys of the jobs that were written, and whether each is new."""
-    connection = table_of(Job).connection()
-    statement = _statement("enqueue_many", replaces)
-    params = _params(rows)
-    written = retrying(connection, lambda _: fetch(connection, statement, params))
-    if written:
-        _announce([pk for pk, _ in written])
-    return [(pk, is_new) for pk, is_new in written]
+def _write(
+    connection: BaseDatabaseWrapper, rows: list[_Row], replaces: bool, made_before: set[UUID]
+) -> set[UUID]:
+    """Return the keys of the jobs that are made of these rows, or replaced by them."""
+    left = [row for row in rows if row["id"] not in made_before]
+    written = fetch(connection, _statement("enqueue_many", replaces), _params(left)) if left else []
+    return {row["id"] for row in rows}.intersection(made_before).union(pk for (pk,) in written)
 
 
-def _params(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"jobs": json.dumps(rows), "traceparent": current_traceparent()}
+def _made_before(connection: BaseDatabaseWrapper, rows: list[_Row]) -> QuerySet[Job]:
+    """Return the jobs that an earlier try has made of these rows."""
+    ids = [row["id"] for row in rows]
+    return Job._base_manager.using(connection.alias).filter(pk__in=ids)
+
+
+def _params(rows: list[_Row]) -> dict[str, Any]:
+    return {"jobs": json.dumps(rows, default=str), "traceparent": current_traceparent()}
 
 
 def _announce(pks: list[UUID]) -> None:

@@ -1,12 +1,14 @@
 """Enqueue: one statement, in the caller's transaction, with its event."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from jobreaper import (
@@ -22,7 +24,7 @@ from jobreaper import (
     signals,
 )
 from jobreaper.models import Job
-from tests.rows import Rows, ago
+from tests.rows import Rows, Sql, ago
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -357,6 +359,114 @@ def test_each_of_many_may_have_its_own_way(jobs: Rows) -> None:
     )
     assert (result.made, result.skipped, result.replaced) == (3, 0, 1)
     assert len(jobs.all()) == 3
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_many_are_one_statement_where_they_have_one_way_and_one_transaction_where_not(
+    mixed: bool,
+) -> None:
+    ways = [None, "replace"] if mixed else ["skip", None]
+    with CaptureQueriesContext(connection) as queries:
+        enqueue_many({"type": "a", "dedupe": way} for way in ways)
+    sent = [query["sql"].split()[0] for query in queries.captured_queries]
+    assert sent == (["BEGIN", "--", "--", "COMMIT"] if mixed else ["--"])
+
+
+def test_where_one_of_mixed_ways_fails_none_is_made(
+    jobs: Rows, second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.db.RETRIES", 0)
+    held = enqueue("mail", dedupe="skip", dedupe_key="k")
+    second_connection.execute("SELECT FROM jobreaper_jobs FOR UPDATE")
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '50ms'")
+    try:
+        with pytest.raises(OperationalError, match="lock timeout"):
+            enqueue_many([{}, {"dedupe": "replace", "dedupe_key": "k"}], type="mail")
+    finally:
+        connection.close()
+    assert list(jobs.all()) == [held.pk]
+
+
+@pytest.fixture
+def lost_answer(sql: Sql) -> Iterator[None]:
+    """The connection ends after the first statement that makes jobs, and before its answer."""
+    lost = False
+
+    def lose(execute: Any, statement: str, *args: Any) -> Any:
+        nonlocal lost
+        answer = execute(statement, *args)
+        if "INSERT INTO" in statement and not lost:
+            lost = True
+            sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+            execute("SELECT 1", None, *args[1:])
+        return answer
+
+    with connection.execute_wrapper(lose):
+        yield
+    assert lost
+
+
+@pytest.fixture
+def announced() -> Iterator[list[list[UUID]]]:
+    """The keys of each batch of jobs that was announced."""
+    heard: list[list[UUID]] = []
+
+    def hear(pks: list[UUID], **_: Any) -> None:
+        heard.append(pks)
+
+    signals.jobs_enqueued.connect(hear)
+    yield heard
+    signals.jobs_enqueued.disconnect(hear)
+
+
+class TestAnAnswerThatWasLost:
+    """What the statement did is told by the next try."""
+
+    @pytest.mark.parametrize("dedupe", [None, "skip", "replace"])
+    def test_many_are_made_once_and_counted(
+        self, dedupe: str | None, lost_answer: None, announced: list[list[UUID]], jobs: Rows
+    ) -> None:
+        result = enqueue_many([{"payload": {"n": n}} for n in range(3)], type="mail", dedupe=dedupe)
+        assert (result.made, result.replaced, result.skipped) == (3, 0, 0)
+        assert [jobs.row(pk)["payload"]["n"] for pk in result.ids] == [0, 1, 2]
+        assert announced == [result.ids]
+        assert [row["type"] for row in jobs.sql("SELECT type FROM job_events")] == (
+            ["job:enqueued"] * 3
+        )
+
+    @pytest.mark.parametrize("dedupe", [None, "skip", "replace"])
+    def test_one_is_made_once_and_announced(
+        self, dedupe: str | None, lost_answer: None, announced: list[list[UUID]], jobs: Rows
+    ) -> None:
+        job = enqueue("mail", dedupe=dedupe)
+        assert list(jobs.all()) == [job.pk]
+        assert announced == [[job.pk]]
+
+    def test_mixed_ways_are_made_once(self, lost_answer: None, jobs: Rows) -> None:
+        result = enqueue_many([{}, {"dedupe": "replace"}], type="mail")
+        assert (result.made, result.replaced, result.skipped) == (2, 0, 0)
+        assert set(jobs.all()) == set(result.ids)
+
+    @pytest.mark.parametrize("dedupe", [None, "skip", "replace"])
+    def test_what_has_run_meanwhile_is_not_made_again(
+        self, dedupe: str | None, lost_answer: None, jobs: Rows
+    ) -> None:
+        jobs.sql(
+            """CREATE FUNCTION run_at_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                   UPDATE jobreaper_jobs SET status = 'success' WHERE id::text = NEW.job_id;
+                   RETURN NEW;
+               END $$"""
+        )
+        jobs.sql(
+            """CREATE CONSTRAINT TRIGGER run_at_once AFTER INSERT ON job_events
+               DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION run_at_once()"""
+        )
+        try:
+            result = enqueue_many([{"payload": 1}, {"payload": 2}], type="mail", dedupe=dedupe)
+        finally:
+            jobs.sql("DROP FUNCTION run_at_once() CASCADE")
+        assert (result.made, len(jobs.all())) == (2, 2)
 
 
 def test_none_is_none() -> None:

@@ -1,15 +1,9 @@
 -- Enqueue one job and return it, or the job that stands in its place: the queued or processing one
--- with its key, or itself where an earlier try was committed and the answer lost. No row back means
--- that the job in its place ended meanwhile: try again.
+-- with its key. No row back means that the job in its place ended meanwhile: try again.
 WITH {enqueued}
 SELECT {columns}, job.is_new
   FROM made AS job
   LEFT JOIN notified ON true
- UNION ALL
-SELECT {columns}, NULL
-  FROM {table} AS job
- WHERE NOT EXISTS (SELECT FROM made)
-   AND job.id = (SELECT id FROM given)
  UNION ALL
 SELECT {columns}, NULL
   FROM {table} AS job
