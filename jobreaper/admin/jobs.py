@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from jobreaper.admin.filters import LeaseFilter, StageFilter, StatusFilter, WorkerFilter
 from jobreaper.admin.large import LargeTableAdmin
 from jobreaper.admin.timeline import events_url, timeline
+from jobreaper.admin.times import fields_out_of_range
 from jobreaper.admin.verbs import (
     CANCEL,
     FAIL,
@@ -27,7 +28,7 @@ from jobreaper.admin.verbs import (
     VERBS,
     ask_then_change,
 )
-from jobreaper.admin.words import badge, duration, shortened
+from jobreaper.admin.words import badge, between, shortened
 from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
 from jobreaper.models import Digest, Job
 from jobreaper.pauses import is_paused
@@ -142,13 +143,11 @@ class LeasedJobAdmin(LargeTableAdmin):
         if state is LeaseState.NONE:
             note = _("no lease")
         elif state is LeaseState.EXPIRED:
-            note = _("%(span)s ago") % {"span": duration(job.seen_at - job.lease_expires_at)}
+            note = _("%(span)s ago") % {"span": between(job.seen_at, job.lease_expires_at)}
         elif state is LeaseState.LATE and job.last_heartbeat_at is not None:
-            note = _("silent for %(span)s") % {
-                "span": duration(job.seen_at - job.last_heartbeat_at)
-            }
+            note = _("silent for %(span)s") % {"span": between(job.seen_at, job.last_heartbeat_at)}
         else:
-            note = _("%(span)s left") % {"span": duration(job.lease_expires_at - job.seen_at)}
+            note = _("%(span)s left") % {"span": between(job.seen_at, job.lease_expires_at)}
         return badge(state, state, note)
 
     @admin.display(description=gettext_lazy("attempts"))
@@ -164,9 +163,11 @@ class LeasedJobAdmin(LargeTableAdmin):
             return None
         if job.is_paused:
             return _("paused")
+        if isinstance(due, str):
+            return due
         if due is None or due <= job.seen_at:
             return None
-        return _("in %(span)s") % {"span": duration(due - job.seen_at)}
+        return _("in %(span)s") % {"span": between(job.seen_at, due)}
 
     @admin.display(description=gettext_lazy("last failure"), empty_value="-")
     def trouble(self, job: Any) -> str | None:
@@ -191,13 +192,17 @@ class LeasedJobAdmin(LargeTableAdmin):
         return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[Any, ...]:
-        """Return what no form may write: the protocol's fields, the key, what is not editable."""
+        """Return what no form may write: the protocol's fields, the key, what is not editable, and
+        times that a form cannot hold.
+        """
         fixed = [
             field.name
             for field in self.opts.concrete_fields
             if field.name in PROTOCOL_FIELDS
             or (obj is not None and (field.primary_key or not field.editable))
         ]
+        if obj is not None:
+            fixed += fields_out_of_range(obj).difference(fixed)
         return (*super().get_readonly_fields(request, obj), *fixed, "lease")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -245,7 +250,8 @@ class LeasedJobAdmin(LargeTableAdmin):
         was read, and that lease must not be written over.
         """
         if change:
-            obj.save(update_fields=own_field_names(self.model))
+            left = fields_out_of_range(obj)
+            obj.save(update_fields=[n for n in own_field_names(self.model) if n not in left])
         else:
             super().save_model(request, obj, form, change)
 

@@ -14,6 +14,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from jobreaper import sql
+from jobreaper.admin.times import with_any_time
 from jobreaper.db import fetch
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class LargeTableAdmin(ModelAdmin):
 
     class Media:
         css = {"all": ["jobreaper/admin.css"]}
+
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
+        """Return the rows; a time that Python cannot hold is a text in them."""
+        return with_any_time(super().get_queryset(request))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list class that keeps to ``sortable_by``."""

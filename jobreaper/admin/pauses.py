@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from jobreaper import pauses
+from jobreaper.admin.times import with_any_time
 from jobreaper.admin.words import timestamp
 from jobreaper.models import Job, Pause
-from jobreaper.tables import job_tables
+from jobreaper.tables import job_tables, table_of
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -52,6 +53,10 @@ class PauseAdmin(ModelAdmin):
     actions: Any = ("delete_selected",)
     formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
 
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Pause]:
+        """Return the pauses; a time that Python cannot hold is a text in them."""
+        return with_any_time(super().get_queryset(request))
+
     @admin.display(description=_("since"))
     def since(self, pause: Pause) -> str:
         """When it was paused, to the second."""
@@ -67,7 +72,8 @@ class PauseAdmin(ModelAdmin):
         pauses.pause(
             obj.name, model=model, by=request.user.get_username(), reason=obj.reason or None
         )
-        [written] = [pause for pause in pauses.paused(model) if pause.name == obj.name]
+        stored = self.get_queryset(request).using(table_of(model).alias)
+        written = stored.get(table=obj.table, name=obj.name)
         obj.__dict__.update(written.__dict__)
 
     def delete_model(self, request: HttpRequest, obj: Pause) -> None:

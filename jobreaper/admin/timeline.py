@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.utils import quote
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -19,6 +19,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from jobreaper.admin.times import with_any_time
 from jobreaper.admin.words import badge, duration, milliseconds, moment, shortened, timestamp
 from jobreaper.db import LONGEST_TEXT
 from jobreaper.models import JobEvent
@@ -104,7 +105,10 @@ class Entry:
     @property
     def after(self) -> str:
         """How long after the event before."""
-        return "" if self.previous is None else duration(self.event.at - self.previous)
+        at, before = self.event.at, self.previous
+        if isinstance(at, datetime) and isinstance(before, datetime):
+            return duration(at - before)
+        return ""
 
     @property
     def who(self) -> str:
@@ -149,7 +153,7 @@ def timeline(table: JobTable, pk: object) -> Timeline:
     """Return the latest events of a job. Events without a table count too: writers from before
     jobreaper give none.
     """
-    found: QuerySet[JobEvent] = JobEvent.objects.using(table.alias).filter(
+    found = with_any_time(JobEvent.objects.using(table.alias)).filter(
         Q(table=table.name) | Q(table=None), job_id=str(pk)
     )
     latest = list(found.order_by("-id")[: SHOWN_EVENTS + 1])

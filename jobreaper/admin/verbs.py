@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from jobreaper import control
 from jobreaper.admin.large import COUNTED_ROWS, RoughCount, count
+from jobreaper.admin.times import with_any_time
 from jobreaper.db import in_words
 from jobreaper.states import Status, sources
 from jobreaper.worker import local_clock
@@ -220,7 +221,7 @@ def _log(
     model_admin: ModelAdmin, request: HttpRequest, pks: list[Any], verb: Verb, reason: str
 ) -> None:
     message = f"{verb.label}: {reason}" if reason else str(verb.label)
-    changed = model_admin.model._default_manager.filter(pk__in=pks)
+    changed = with_any_time(model_admin.model._default_manager.filter(pk__in=pks))
     LogEntry.objects.log_actions(cast("Any", request.user.pk), changed, CHANGE, message)
 
 

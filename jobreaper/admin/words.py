@@ -14,8 +14,12 @@ from django.utils.timezone import is_aware, localtime
 LONGEST_VALUE: Final = 300
 
 
-def timestamp(at: datetime) -> str:
-    """Return a time to the second, in the time zone of the reader."""
+def timestamp(at: datetime | str) -> str:
+    """Return a time to the second, in the time zone of the reader; one that Python cannot hold is
+    a text, and stays as it is.
+    """
+    if isinstance(at, str):
+        return at
     return f"{localtime(at) if is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
 
 
@@ -32,6 +36,13 @@ def duration(span: timedelta | float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+
+
+def between(now: datetime, at: datetime | str) -> str:
+    """Return the span between two times, or the second where that is a text: it is beyond all
+    spans.
+    """
+    return at if isinstance(at, str) else duration(now - at)
 
 
 def moment(value: object) -> str:
