@@ -105,6 +105,7 @@ class Worker:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_rung = False
         self._stopping = False
+        self._broken_by: BaseException | None = None
         self._waiting: SimpleQueue[Run | None] = SimpleQueue()
         self._done: deque[Run] = deque()
         # Claimed and not ended: waiting, running or done.
@@ -129,7 +130,11 @@ class Worker:
         self._ring()
 
     def run(self, *, once: bool = False) -> Tally:
-        """Run jobs until ``stop()``, with ``once`` until none is due, and return what was done."""
+        """Run jobs until ``stop()``, with ``once`` until none is due, and return what was done.
+
+        Raises:
+            RuntimeError: a thread that runs handlers has ended by an exception.
+        """
         threads = [
             threading.Thread(target=self._run_jobs, name=f"jobreaper-work-{n}", daemon=True)
             for n in range(self.concurrency)
@@ -149,6 +154,8 @@ class Worker:
                 self._waiting.put(None)
             for thread in threads:
                 thread.join()
+        if self._broken_by is not None:
+            raise RuntimeError("a thread that ran handlers has ended") from self._broken_by
         return self.tally
 
     def _turn(self, once: bool) -> bool:
@@ -221,10 +228,15 @@ class Worker:
 
     def _run_jobs(self) -> None:
         """Run what waits until told to stop; a thread's whole life."""
+        run = None
         try:
             while (run := self._waiting.get()) is not None:
                 run.started_at = local_clock()
-                run.error = call(self.handlers[run.lease.job.type], run.lease)
+                try:
+                    run.error = call(self.handlers[run.lease.job.type], run.lease)
+                # A receiver of signals may raise what no handler's job should.
+                except BaseException as error:
+                    run.error = error
                 run.ended_at = local_clock()
                 reset_queries()
                 self._done.append(run)
@@ -237,20 +249,29 @@ class Worker:
                         self._end_done()
                 if run.error is not None or not waiting:
                     close_old_connections()
+        except BaseException as error:
+            # With a thread less the worker would hold, and beat, jobs that nobody runs.
+            self._broken_by = error
+            self.stop()
+            if run is not None and run not in self._done and run in self._in_hand:
+                run.error, run.ended_at = error, local_clock()
+                self._done.append(run)
         finally:
             connections.close_all()
 
     def _end_done(self) -> None:
         """End the jobs that are done, together, once there are enough or one has waited enough."""
         done = self._done
-        if not done or (
-            len(done) < self.batch and self._left and local_clock() - done[0].ended_at < LINGER_SEC
-        ):
-            return
-        runs = []
+        runs: list[Run] = []
+        # Another thread may be taking the same ones.
         with suppress(IndexError):
+            has_lingered = local_clock() - done[0].ended_at >= LINGER_SEC
+            if len(done) < self.batch and self._left and not has_lingered:
+                return
             while True:
                 runs.append(done.popleft())
+        if not runs:
+            return
         self._adjust_window(runs)
         try:
             self._end(runs)

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -132,6 +133,64 @@ def test_a_handler_that_exits_fails_its_job_and_does_not_end_the_worker(
     assert once() == Tally(claimed=2, succeeded=1, failed=1)
     assert jobs.row(job.pk)["fail_code"] == type(error).__name__
     assert jobs.row(other.pk)["status"] == "success"
+
+
+@pytest.mark.parametrize("moment", [signals.run_started, signals.run_ended])
+def test_a_receiver_that_exits_fails_the_job_and_does_not_end_the_worker(
+    moment: Any, jobs: Rows
+) -> None:
+    def exits(lease: Any, **_: Any) -> None:
+        if lease.pk == job.pk:
+            raise SystemExit
+
+    job, others = enqueue("idle", max_attempts=1), enqueue_many([{}] * 3, type="idle").ids
+    moment.connect(exits)
+    try:
+        assert once() == Tally(claimed=4, succeeded=3, failed=1)
+    finally:
+        moment.disconnect(exits)
+    assert jobs.row(job.pk)["fail_code"] == "SystemExit"
+    assert {jobs.row(pk)["status"] for pk in others} == {"success"}
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_worker_whose_thread_ends_gives_back_what_it_holds_and_ends_with_an_error(
+    concurrency: int, jobs: Rows
+) -> None:
+    def fail_to_close() -> None:
+        raise MemoryError
+
+    @job_handler("breaks")
+    def break_thread(job: Any, lease: Any) -> None:
+        connections["default"].close_if_unusable_or_obsolete = fail_to_close  # type: ignore
+        raise ValueError
+
+    enqueue_many([{}] * 300, type="idle")
+    broken = enqueue("breaks", max_attempts=1)
+    enqueue_many([{}] * 300, type="idle")
+    worker = Worker(concurrency=concurrency)
+    with pytest.raises(RuntimeError, match="a thread that ran handlers has ended"):
+        worker.run()
+    assert jobs.row(broken.pk)["fail_code"] == "ValueError"
+    assert not jobs.sql("SELECT 1 FROM jobreaper_jobs WHERE status = 'processing'")
+    assert not heartbeat.heart._leases
+
+
+class TakenMeanwhile(deque[Any]):
+    """Empty as soon as it was looked at, as where another thread ends the same jobs."""
+
+    def __len__(self) -> int:
+        length = super().__len__()
+        self.clear()
+        return length
+
+
+def test_jobs_that_another_thread_takes_meanwhile_are_ended_by_that_one() -> None:
+    enqueue("idle")
+    worker = Worker(batch=1)
+    worker._done = TakenMeanwhile(take(1))
+    worker._end_done()
+    assert worker.tally == Tally()
 
 
 async def never_awaited(job: Any, lease: Any) -> None: ...
