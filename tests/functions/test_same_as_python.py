@@ -281,6 +281,25 @@ def test_rows_that_cannot_be_written_stop_no_other_and_are_named(jobs: Rows, by:
     assert clean == []
 
 
+@pytest.mark.parametrize("by", ["function", "Python"])
+def test_a_row_that_a_triggers_assertion_refuses_stops_no_other(jobs: Rows, by: str) -> None:
+    bad, good = jobs.plant_expired(stage="bad"), jobs.plant_expired()
+    jobs.sql("""
+        CREATE FUNCTION doubt() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN ASSERT new.stage IS DISTINCT FROM 'bad', 'doubt'; RETURN new; END $$
+    """)
+    jobs.sql("CREATE TRIGGER doubt BEFORE UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION doubt()")
+    try:
+        if by == "Python":
+            jobreaper.reap([Job])
+        else:
+            jobs.sql("SELECT * FROM jobs_reap()")
+    finally:
+        jobs.sql("DROP FUNCTION doubt CASCADE")
+    assert [jobs.row(key)["status"] for key in (bad, good)] == ["processing", "queued"]
+    assert ReaperPass.objects.get().error == f"jobs: job {bad}: doubt"
+
+
 def test_an_error_of_the_whole_table_is_raised(jobs: Rows) -> None:
     jobs.plant_expired()
     jobs.sql("ALTER TABLE job_events RENAME TO elsewhere")

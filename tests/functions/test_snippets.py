@@ -1,6 +1,8 @@
 """The SQL that `docs/sql-functions.md` offers runs, and does what the page says."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -41,7 +43,14 @@ def stale(jobs: Rows, **columns: object) -> object:
 def reap_everything(sql: Sql) -> Iterator[None]:
     sql(snippet("reap until nothing is left"))
     yield
-    sql("DROP PROCEDURE reap_everything()")
+    sql("DROP PROCEDURE reap_everything")
+
+
+def scheduled() -> list[str]:
+    """What the database is to run every minute."""
+    calls = re.findall(r"\$\$(.*?)\$\$", snippet("pg_cron"))
+    assert len(calls) == 2
+    return calls
 
 
 @pytest.fixture
@@ -97,9 +106,8 @@ def test_the_scheduled_job_reaps_until_nothing_is_left(
         SELECT 'processing', now() - interval '1 minute', 1, 1, 'w' FROM generate_series(1, 2100)
     """)
     stale(executor_jobs)
-    scheduled = snippet("pg_cron").split("'")[-2]
-    assert scheduled == "CALL reap_everything()"
-    sql(scheduled)
+    for call in scheduled():
+        sql(call)
     assert sql("SELECT count(*) FROM jobs WHERE status = 'queued'") == [{"count": 2100}]
     assert sql("SELECT count(*) FROM job_events") == [{"count": 2101}]
     [passes] = sql("SELECT count(*), sum(requeued) FROM jobreaper_passes WHERE trigger = 'sql'")
@@ -107,18 +115,50 @@ def test_the_scheduled_job_reaps_until_nothing_is_left(
 
 
 @pytest.mark.usefixtures("reap_everything")
-def test_a_table_in_trouble_keeps_no_other_from_the_scheduled_job(
-    sql: Sql, jobs: Rows, executor_jobs: Rows
+def test_a_table_in_trouble_keeps_no_other_from_its_scheduled_job(
+    sql: Sql,
+    jobs: Rows,
+    executor_jobs: Rows,
+    second_connection: psycopg.Connection[tuple[object, ...]],
 ) -> None:
-    key = jobs.plant_expired()
-    stale(executor_jobs)
-    sql("ALTER TABLE executor_jobs RENAME locked_at TO elsewhere")
+    locked, free = jobs.plant_expired(), stale(executor_jobs)
+    second_connection.execute("LOCK TABLE jobs")
+    sql("SET statement_timeout = '300ms'")
+    errors = []
+    for call in scheduled():
+        try:
+            sql(call)
+        except psycopg.errors.QueryCanceled as error:
+            errors.append(error)
+    second_connection.rollback()
+    assert len(errors) == 1
+    assert executor_jobs.row(free)["status"] == "queued"
+    assert jobs.row(locked)["status"] == "processing"
+
+
+@pytest.mark.usefixtures("reap_everything")
+def test_the_batches_before_a_timeout_are_kept(sql: Sql, jobs: Rows) -> None:
+    sql("""
+        INSERT INTO jobs (status, lease_expires_at, lease_epoch, attempt_count, locked_by)
+        SELECT 'processing', now() - interval '1 hour', 1, 1, 'w' FROM generate_series(1, 1000)
+    """)
+    slow = jobs.plant_expired(stage="slow")
+    sql("""
+        CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_sleep(60); RETURN new; END $$
+    """)
+    sql("""
+        CREATE TRIGGER sleep BEFORE UPDATE ON jobs FOR EACH ROW WHEN (new.stage = 'slow')
+        EXECUTE FUNCTION sleep()
+    """)
     try:
-        with pytest.raises(psycopg.errors.RaiseException, match=r"^reclaim_stale_jobs\(\): column"):
-            sql("CALL reap_everything()")
+        sql("SET statement_timeout = '4s'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            sql("CALL reap_everything('jobs_reap')")
     finally:
-        sql("ALTER TABLE executor_jobs RENAME elsewhere TO locked_at")
-    assert jobs.row(key)["status"] == "queued"
+        sql("DROP FUNCTION sleep CASCADE")
+    assert sql("SELECT count(*) FROM jobs WHERE status = 'queued'") == [{"count": 1000}]
+    assert jobs.row(slow)["status"] == "processing"
 
 
 @pytest.mark.usefixtures("orchestrator")
@@ -134,27 +174,61 @@ def test_the_orchestrator_reclaims_then_wakes_the_worker(
     assert (note.channel, note.payload) == ("executor_jobs", "1")
 
 
-@pytest.mark.usefixtures("orchestrator")
+def no_events(sql: Sql, other: psycopg.Connection[Any]) -> None:
+    sql("ALTER TABLE job_events RENAME TO elsewhere")
+
+
+def a_statement_timeout(sql: Sql, other: psycopg.Connection[Any]) -> None:
+    other.execute("LOCK TABLE job_events")
+
+
+def a_failed_assertion(sql: Sql, other: psycopg.Connection[Any]) -> None:
+    sql("""
+        CREATE FUNCTION doubt() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN ASSERT false, 'doubt'; END $$
+    """)
+    sql("CREATE TRIGGER doubt BEFORE INSERT ON jobreaper_passes EXECUTE FUNCTION doubt()")
+
+
+@pytest.fixture
+def mended(sql: Sql) -> Iterator[None]:
+    yield
+    sql("ALTER TABLE IF EXISTS elsewhere RENAME TO job_events")
+    sql("DROP FUNCTION IF EXISTS doubt CASCADE")
+
+
+@pytest.mark.usefixtures("orchestrator", "mended")
+@pytest.mark.parametrize("trouble", [no_events, a_statement_timeout, a_failed_assertion])
 def test_the_orchestrator_goes_on_when_reclaiming_fails(
-    sql: Sql, executor_jobs: Rows, dsn: str
+    sql: Sql,
+    executor_jobs: Rows,
+    second_connection: psycopg.Connection[Any],
+    dsn: str,
+    trouble: Callable[[Sql, psycopg.Connection[Any]], None],
 ) -> None:
     job = stale(executor_jobs)
     executor_jobs.plant(type="run_tsa")
-    sql("ALTER TABLE job_events RENAME TO elsewhere")
-    try:
-        with psycopg.connect(dsn, autocommit=True) as orchestrator:
-            warnings: list[str] = []
-            orchestrator.add_notice_handler(lambda d: warnings.append(str(d.message_primary)))
-            orchestrator.execute("LISTEN executor_jobs")
-            [waiting] = orchestrator.execute("SELECT process_orchestrator_jobs()").fetchall()
-            assert waiting == (1,)
-            [note] = orchestrator.notifies(timeout=10, stop_after=1)
-            assert note.payload == "1"
-            assert len(warnings) == 1
-            assert warnings[0].startswith("reclaiming stale jobs failed: ")
-    finally:
-        sql("ALTER TABLE elsewhere RENAME TO job_events")
+    trouble(sql, second_connection)
+    with psycopg.connect(dsn, autocommit=True) as orchestrator:
+        warnings: list[str] = []
+        orchestrator.add_notice_handler(lambda d: warnings.append(str(d.message_primary)))
+        orchestrator.execute("LISTEN executor_jobs; SET statement_timeout = '500ms'")
+        [waiting] = orchestrator.execute("SELECT process_orchestrator_jobs()").fetchall()
+        assert waiting == (1,)
+        [note] = orchestrator.notifies(timeout=10, stop_after=1)
+        assert note.payload == "1"
+        assert warnings[-1].startswith("reclaiming stale jobs failed: ")
     assert executor_jobs.row(job)["status"] == "running"
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_the_orchestrator_does_not_wait_for_ever_after_its_timeout(
+    sql: Sql, second_connection: psycopg.Connection[Any]
+) -> None:
+    second_connection.execute("LOCK TABLE executor_jobs")
+    sql("SET statement_timeout = '500ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        sql("SELECT process_orchestrator_jobs()")
 
 
 def test_views_have_the_columns_of_the_page(sql: Sql, jobs: Rows) -> None:
