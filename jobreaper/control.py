@@ -57,6 +57,15 @@ def cancel(
     return _change(model, pks, Status.CANCELLED, event, by, reason)
 
 
+def cancel_queued(
+    model: type[models.Model], pks: Iterable[object], *, by: str, reason: str
+) -> list[Any]:
+    """Cancel those of the jobs that are queued, on a program's account, and return their keys."""
+    return _change(
+        model, pks, Status.CANCELLED, EventType.JOB_CANCELLED, by, reason, among=[Status.QUEUED]
+    )
+
+
 def _change(
     model: type[models.Model],
     pks: Iterable[object],
@@ -65,6 +74,7 @@ def _change(
     by: str,
     reason: str | None,
     code: str | None = None,
+    among: Iterable[Status] | None = None,
 ) -> list[Any]:
     table = table_of(model)
     connection = table.connection()
@@ -75,7 +85,7 @@ def _change(
         {
             **details,
             "ids": [table.prepare_pk(pk) for pk in pks],
-            "sources": [word for source in sources(target) for word in table.words[source]],
+            "sources": [word for source in among or sources(target) for word in table.words[source]],
             "target": table.word(target),
             "event": event.value,
             "fail_code": code,

@@ -6,11 +6,13 @@ It sees what the child cannot: that the child died, overran its hard time limit 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
-from django.db import Error, connections
+from django.db import connections
 
 from jobreaper import control
 from jobreaper.celery import children, shutdown
@@ -56,17 +58,18 @@ class LeasedRequest(Request):
         try:
             super().terminate(pool, signal)
         finally:
-            self._cancel_job()
+            self._cancel_job(partial(control.cancel, event=EventType.JOB_CANCELLED))
 
     def revoked(self) -> bool:
-        """Return whether the message is not to be run; where somebody revoked it, cancel the job.
+        """Return whether the message is not to be run; where somebody revoked it, cancel the job
+        unless it runs already.
 
         A message that has expired is no word about its job, which is sent again.
         """
         if not super().revoked():
             return False
         if not self.maybe_expire():
-            self._cancel_job()
+            self._cancel_job(control.cancel_queued)
         return True
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
@@ -78,16 +81,14 @@ class LeasedRequest(Request):
         shutdown.begin(for_sec=WORD_OF_CANCEL_SEC)
         super().cancel(*args, **kwargs)
 
-    def _cancel_job(self) -> None:
+    def _cancel_job(self, cancel: Callable[..., object]) -> None:
+        if len(self.args) != 1 or self.kwargs:
+            return  # no word about any job: the task would refuse it
         try:
-            control.cancel(
-                self.task.job_model(),  # type: ignore[attr-defined]
-                self.args,
-                by=self.hostname,
-                reason="revoked",
-                event=EventType.JOB_CANCELLED,
-            )
-        except Error as error:
+            model = self.task.job_model()  # type: ignore[attr-defined]
+            cancel(model, self.args, by=self.hostname, reason="revoked")
+        # Whatever it is, such as an argument that cannot be a key: the worker goes on.
+        except Exception as error:
             logger.error("revoked, but %s was not cancelled: %s", self.args, in_words(error))
         finally:
             # Children forked from now on must not inherit this connection.

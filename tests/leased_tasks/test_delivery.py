@@ -253,6 +253,53 @@ def test_revoke_without_terminate_leaves_a_running_job_alone(
     assert jobs.event_types(key) == [EventType.JOB_FINISHED]
 
 
+def test_a_revoked_message_that_comes_again_leaves_its_running_job_alone(
+    app: Celery, deeds: Deeds, jobs: Rows
+) -> None:
+    deeds.may_end.clear()
+    key = plant(jobs)
+    [result] = nudge(app, key)
+    until(lambda: deeds.begun)
+    result.revoke()
+    until(lambda: result.id in state.revoked)
+    nudge(app, key, task_id=result.id)
+    following = plant(jobs)
+    nudge(app, following)
+    until(lambda: following in deeds.begun)
+    deeds.may_end.set()
+    until(lambda: jobs.row(key)["status"] == Status.SUCCESS)
+    assert jobs.event_types(key) == [EventType.JOB_FINISHED]
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_a_revoked_message_whose_argument_cannot_be_a_key_harms_no_worker(
+    terminate: bool, app: Celery, deeds: Deeds, jobs: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    id, later = str(uuid.uuid4()), plant(jobs)
+    app.control.revoke(id, terminate=terminate)
+    until(lambda: id in state.revoked)
+    nudge(app, "no key", task_id=id)
+    nudge(app, later)
+    until(lambda: jobs.row(later)["status"] == Status.SUCCESS)
+    assert "revoked, but ['no key'] was not cancelled: " in caplog.text
+
+
+def test_a_revoked_message_that_is_not_about_one_job_cancels_none(
+    app: Celery, deeds: Deeds, jobs: Rows
+) -> None:
+    keys = [plant(jobs) for _ in range(2)]
+    work = app.tasks["tests.work"]
+    for args, kwargs in ((keys, {}), (keys[:1], {"colour": "red"})):
+        id = str(uuid.uuid4())
+        app.control.revoke(id)
+        until(lambda id=id: id in state.revoked)  # type: ignore[misc]
+        work.apply_async(args=args, kwargs=kwargs, task_id=id)
+    following = plant(jobs)
+    nudge(app, following)
+    until(lambda: jobs.row(following)["status"] == Status.SUCCESS)
+    assert {jobs.row(key)["status"] for key in keys} == {Status.QUEUED}
+
+
 def test_a_message_that_expired_is_dropped_and_its_job_waits_for_the_next(
     app: Celery, deeds: Deeds, jobs: Rows
 ) -> None:
