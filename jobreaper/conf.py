@@ -171,11 +171,12 @@ class _Reader:
         self.environment = environment
         self.problems: list[Problem] = []
 
-    def bad_value(self, name: str, value: object, why: object) -> None:
+    def bad_value(self, name: str, value: object, why: object, *, is_secret: bool = False) -> None:
+        what = "a bad value" if is_secret else f"the bad value {value!r}"
         self.problems.append(
             Problem(
                 "E002",
-                f"{name} has the bad value {value!r}: {why}.",
+                f"{name} has {what}: {why}.",
                 f"Correct {name}.",
             )
         )
@@ -191,21 +192,32 @@ class _Reader:
         )
         self.problems.append(Problem("E001", f"{where} has the unknown key {key!r}.", hint))
 
-    def value(self, names: tuple[str, ...], parse: Callable[[object], T], default: T) -> T:
+    def value(
+        self,
+        names: tuple[str, ...],
+        parse: Callable[[object], T],
+        default: T,
+        *,
+        variables: tuple[str, ...] | None = None,
+        is_secret: bool = False,
+    ) -> T:
+        """Return the first value that is given under ``names``, in the environment under
+        ``variables`` where those differ. A secret's value is in no problem's words.
+        """
         sources: list[tuple[str, object]] = [
             (f"JOBREAPER[{name!r}]", self.given[name]) for name in names if name in self.given
         ]
         # An empty variable is how a compose file or a unit says "not set".
         sources += [
             (f"environment variable {name}", self.environment[name])
-            for name in names
+            for name in variables or names
             if self.environment.get(name, "").strip()
         ]
         for name, raw in sources[:1]:
             try:
                 return parse(raw)
             except ValueError as error:
-                self.bad_value(name, raw, error)
+                self.bad_value(name, raw, error, is_secret=is_secret)
         return default
 
 
@@ -303,7 +315,9 @@ def _judge_heartbeat(settings: Settings) -> Iterable[Problem]:
 def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
     """Return the settings and everything wrong with them; a bad value counts as not given."""
     if not isinstance(given, Mapping):
-        problem = Problem("E002", f"JOBREAPER is {given!r}.", "JOBREAPER must be a dict.")
+        # Its value may hold the token.
+        found = f"JOBREAPER is of type {type(given).__name__}."
+        problem = Problem("E002", found, "JOBREAPER must be a dict.")
         return Settings(), [problem]
     reader = _Reader(given, environment)
     for key in given:
@@ -314,7 +328,6 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
         backoff_ms=_read_backoff(reader),
     )
     heartbeat_sec = reader.value(HEARTBEAT, values.positive_duration, DEFAULT_HEARTBEAT_SEC)
-    token = _Reader(given, {TICK_TOKEN[0]: environment.get(TICK_TOKEN_ENVIRONMENT, "")})
     settings = Settings(
         reaper_interval_sec=reader.value(INTERVAL, values.positive_duration, DEFAULT_INTERVAL_SEC),
         max_attempts=reader.value(MAX_ATTEMPTS, values.count, DEFAULT_MAX_ATTEMPTS),
@@ -329,9 +342,15 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
         default_policy=default_policy,
         stages=MappingProxyType(_read_stages(reader, default_policy)),
         retention_sec=MappingProxyType(_read_retention(reader)),
-        tick_token=token.value(TICK_TOKEN, values.token, None),
+        tick_token=reader.value(
+            TICK_TOKEN,
+            values.token,
+            None,
+            variables=(TICK_TOKEN_ENVIRONMENT,),
+            is_secret=True,
+        ),
     )
-    return settings, [*reader.problems, *token.problems, *_judge_heartbeat(settings)]
+    return settings, [*reader.problems, *_judge_heartbeat(settings)]
 
 
 def present() -> tuple[Settings, list[Problem]]:

@@ -1,5 +1,6 @@
 """From a DATABASE_URL to Django's DATABASES entry."""
 
+import re
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,7 +21,9 @@ def database_from_url(url: str) -> dict[str, Any]:
     try:
         parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
     except ProgrammingError as error:
-        raise ImproperlyConfigured(f"DATABASE_URL cannot be read ({EXAMPLE}): {error}") from None
+        # What libpq quotes may be the password, with a sign in it that should have been escaped.
+        why = re.sub('".*"', "…", str(error).strip())
+        raise ImproperlyConfigured(f"DATABASE_URL cannot be read ({EXAMPLE}): {why}") from None
     user = parts.pop("user", "")
     return {
         "ENGINE": "django.db.backends.postgresql",

@@ -34,6 +34,13 @@ def test_a_malformed_url_is_refused_with_an_example() -> None:
         database_from_url("postgresql://[half")
 
 
+@pytest.mark.parametrize("password", ["s3%cret", "s3[cret%zz"])
+def test_a_malformed_url_is_refused_without_showing_its_password(password: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="DATABASE_URL cannot be read") as refused:
+        database_from_url(f"postgresql://me:{password}@host/jobs")
+    assert "cret" not in str(refused.value)
+
+
 def settings_with(**variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "import project.settings"],

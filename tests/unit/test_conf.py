@@ -274,7 +274,6 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"CLIP_SLA_FACTOR": -1}, "JOBREAPER['CLIP_SLA_FACTOR']"),
     ({"JOB_RETRY_BACKOFF_MS_BASE": 0}, "JOBREAPER['JOB_RETRY_BACKOFF_MS_BASE']"),
     ({"JOB_RETRY_BACKOFF_MS_MAX": "x"}, "JOBREAPER['JOB_RETRY_BACKOFF_MS_MAX']"),
-    ({"TICK_TOKEN": 5}, "JOBREAPER['TICK_TOKEN']"),
     ({"STAGES": ["asr"]}, "JOBREAPER['STAGES']"),
     ({"STAGES": {"asr": "4h"}}, "JOBREAPER['STAGES']['asr']"),
     ({"STAGES": {"": {}}}, "JOBREAPER['STAGES']"),
@@ -310,6 +309,29 @@ def test_settings_that_are_no_dict_are_an_error(given: object) -> None:
 def test_a_bad_variable_is_called_by_its_name() -> None:
     found = problem({}, {"JOB_MAX_ATTEMPTS": "lots"})
     assert "environment variable JOB_MAX_ATTEMPTS has the bad value 'lots'" in found.message
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "where"),
+    [
+        ({}, {"JOBREAPER_TICK_TOKEN": "s3cret-é"}, "environment variable JOBREAPER_TICK_TOKEN"),
+        ({"TICK_TOKEN": "s3cret-é"}, {}, "JOBREAPER['TICK_TOKEN']"),
+        ({"TICK_TOKEN": b"s3cret"}, {}, "JOBREAPER['TICK_TOKEN']"),
+    ],
+)
+def test_a_bad_secret_is_called_by_its_name_and_not_shown(
+    given: Mapping[str, Any], environment: Mapping[str, str], where: str
+) -> None:
+    found = problem(given, environment)
+    assert found.id == "E002"
+    assert found.message.startswith(f"{where} has a bad value: it must be ")
+    assert found.hint == f"Correct {where}."
+    assert "s3cret" not in found.message
+
+
+def test_settings_of_another_type_are_not_shown_since_a_secret_may_be_among_them() -> None:
+    found = problem([("TICK_TOKEN", "s3cret")])
+    assert found.message == "JOBREAPER is of type list."
 
 
 def test_a_bad_value_is_not_papered_over_by_the_next_source() -> None:
