@@ -334,7 +334,7 @@ class _Maker:
         return Installed("VIEW", name, sql.plain(f"views/{suffix}", {**parts, "view": name}))
 
     def _name(self, verb: str) -> Identifier:
-        own = self.table.function_names.get(verb, f"{self.base}_{verb}")
+        own = self.table.installed_name(verb)
         if len(own.encode()) > LONGEST_NAME:
             digest = hashlib.sha256(self.base.encode()).hexdigest()[:8]
             room = LONGEST_NAME - len(f"_{digest}_{verb}")

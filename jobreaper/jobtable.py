@@ -35,6 +35,10 @@ EXTRA_FIELDS: Final[Mapping[str, tuple[type[models.Field[Any, Any]], ...]]] = Ma
     }
 )
 
+# What is installed in the database for a table, each under a name of its own.
+FUNCTIONS: Final = ("claim", "heartbeat", "finish", "release", "fail", "reap")
+VIEWS: Final = ("stale_monitor", "stale_validation", "reclaim_history")
+
 LeaseValues = tuple[int, str | None, int, datetime | None]
 
 OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
@@ -115,6 +119,10 @@ class JobTable:
     def alias(self) -> str:
         """The database that holds the table, by Django's routers."""
         return router.db_for_write(self.model)
+
+    def installed_name(self, verb: str) -> str:
+        """Return what the function or view for ``verb`` is called, where that is not too long."""
+        return self.function_names.get(verb, f"{self.name_parts[-1]}_{verb}")
 
     def column(self, name: str) -> str:
         """Return the column of the field ``name``; a column's own name will do as well.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,12 +16,14 @@ from django.db import models
 from jobreaper import conf, values
 from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
 from jobreaper.exceptions import ConfigurationError, UnknownTable
-from jobreaper.jobtable import EXTRA_PARTS, JobTable
+from jobreaper.jobtable import EXTRA_PARTS, FUNCTIONS, VIEWS, JobTable
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
 __all__ = ["JobTable", "job_tables", "named", "register", "table_of"]
 
 T = TypeVar("T")
+# A number may stand in a column too, and either may be a member of an enum.
+Word = str | int
 
 _tables: dict[type[models.Model], JobTable] = {}
 
@@ -27,8 +32,8 @@ def register(
     model: type[models.Model],
     *,
     columns: Mapping[str, str] | None = None,
-    words: Mapping[str, str | Sequence[str]] | None = None,
-    ttl: float | str | Mapping[str, float | str] | None = None,
+    words: Mapping[str, Word | Iterable[Word]] | None = None,
+    ttl: float | str | Mapping[Word, float | str] | None = None,
     max_attempts: int = conf.DEFAULT_MAX_ATTEMPTS,
     attempts_counted: str = AttemptsCounted.CLAIM,
     on_expiry: str = OnExpiry.REQUEUE,
@@ -68,25 +73,33 @@ def register(
         raise ConfigurationError(f"cannot adopt {model._meta.label}: it is abstract")
     model = model._meta.concrete_model or model
     problems = []
-    for given, known, what in (
-        (columns or {}, (*PROTOCOL_COLUMNS, *EXTRA_PARTS), "part of the protocol"),
-        (words or {}, list(Status), "status"),
+    columns, words, functions = columns or {}, words or {}, functions or {}
+    for option, given, known, what in (
+        ("columns", columns, (*PROTOCOL_COLUMNS, *EXTRA_PARTS), "part of the protocol"),
+        ("words", words, list(Status), "status"),
+        ("functions", functions, (*FUNCTIONS, *VIEWS), "function or view"),
     ):
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f"cannot adopt {model._meta.label}: {option} is {given!r}: it must be a dict"
+            )
         problems += [
             f"{name!r} is no {what} (there are {', '.join(known)})"
             for name in given
             if name not in known
         ]
-    given_words = [(s, _as_words(w)) for s, w in (words or {}).items()]
-    problems += [f"words has none for {status!r}" for status, some in given_words if not some]
     by_stage = isinstance(ttl, Mapping)
     try:
         table = JobTable(
             model=model,
-            given_columns=MappingProxyType(dict(columns or {})),
+            given_columns=MappingProxyType(dict(columns)),
             words=MappingProxyType(
                 {
-                    status: _as_words((words or {}).get(status.value, status.value))
+                    status: _parsed(
+                        f"words for {status.value!r}",
+                        _as_words,
+                        words.get(status.value, status.value),
+                    )
                     for status in Status
                 }
             ),
@@ -95,7 +108,9 @@ def register(
             ),
             ttl_sec_by_stage=MappingProxyType(
                 {
-                    stage: _parsed(f"ttl of {stage!r}", values.positive_duration, sec)
+                    _parsed("a stage in ttl", _as_word, stage): _parsed(
+                        f"ttl of {stage!r}", values.positive_duration, sec
+                    )
                     for stage, sec in (ttl.items() if isinstance(ttl, Mapping) else ())
                 }
             ),
@@ -104,7 +119,12 @@ def register(
             on_expiry=_parsed("on_expiry", values.on_expiry, on_expiry),
             note=note,
             retention=retention,
-            function_names=MappingProxyType(dict(functions or {})),
+            function_names=MappingProxyType(
+                {
+                    verb: _parsed(f"functions for {verb!r}", _as_name, name)
+                    for verb, name in functions.items()
+                }
+            ),
             reclaim_only=reclaim_only,
         )
         if "status" not in table.columns:
@@ -124,8 +144,18 @@ def register(
             parts = [part for part, own in table.columns.items() if own == column]
             if len(parts) > 1:
                 problems.append(f"column {column!r} plays several parts: {', '.join(parts)}")
-        for word in sorted({*table.words[Status.QUEUED]} & {*table.words[Status.PROCESSING]}):
-            problems.append(f"the word {word!r} means both queued and processing")
+        problems += [
+            f"the word {word!r} means both {one} and {other}"
+            for one, other in combinations(Status, 2)
+            if not {one, other} <= _may_share(table)
+            for word in sorted({*table.words[one]} & {*table.words[other]})
+        ]
+        for kind in (FUNCTIONS, VIEWS):
+            problems += [
+                f"functions has the name {name!r} more than once"
+                for name, times in Counter(map(table.installed_name, kind)).items()
+                if times > 1
+            ]
     except (ValueError, FieldDoesNotExist) as error:
         problems.append(str(error))
     if problems:
@@ -141,8 +171,32 @@ def _parsed(option: str, parse: Callable[[Any], T], value: object) -> T:
         raise ValueError(f"{option} is {value!r}: {error}") from error
 
 
-def _as_words(words: str | Sequence[str]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+def _may_share(table: JobTable) -> set[Status]:
+    """Return the statuses that may have a word in common: ends that no verb tells apart. A failed
+    or cancelled job may be requeued by an operator, one that has succeeded may not.
+    """
+    return {Status.FAILED, Status.CANCELLED} | (set() if table.can_be_leased else {Status.SUCCESS})
+
+
+def _as_words(words: object) -> tuple[str, ...]:
+    if isinstance(words, str | int) or not isinstance(words, Iterable):
+        return (_as_word(words),)
+    if several := tuple(_as_word(word) for word in words):
+        return several
+    raise ValueError("there must be one at least")
+
+
+def _as_word(word: object) -> str:
+    value = word.value if isinstance(word, Enum) else word
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("it must be text or a whole number")
+    return str(value)
+
+
+def _as_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise ValueError("it must be a name")
+    return name
 
 
 def job_tables() -> list[JobTable]:

@@ -246,7 +246,23 @@ def test_a_table_behind_another_schema_on_the_path(create: Create, adopt: Adopt,
     assert sql("SELECT * FROM front.chores_reap()") == [{"job_id": "1", "outcome": "requeued"}]
 
 
-def test_numbers_may_be_words_and_kinds_of_work(create: Create, adopt: Adopt, sql: Sql) -> None:
+class State(models.IntegerChoices):
+    WAITS = 1
+    RUNS = 2
+    ENDS = 3
+
+
+class Kind(models.TextChoices):
+    EIGHT = "8"
+
+
+@pytest.mark.parametrize(
+    ("running", "ttl"),
+    [(["2", "3"], {"8": "1m"}), ([State.RUNS, State.ENDS], {8: 60}), ([2, 3], {Kind.EIGHT: "60"})],
+)
+def test_numbers_may_be_words_and_kinds_of_work(
+    create: Create, adopt: Adopt, sql: Sql, running: list[Any], ttl: dict[Any, Any]
+) -> None:
     create(
         "CREATE TABLE chores (id int PRIMARY KEY, status smallint NOT NULL, kind int,"
         " claimed_at timestamptz DEFAULT '2020-01-01')",
@@ -260,8 +276,8 @@ def test_numbers_may_be_words_and_kinds_of_work(create: Create, adopt: Adopt, sq
             kind=models.IntegerField(),
         ),
         columns={"stage": "kind"},
-        words={"queued": "1", "processing": ["2", "3"], "success": "4", "failed": "5"},
-        ttl={"8": "1m"},
+        words={"queued": State.WAITS, "processing": running, "success": 4, "failed": "5"},
+        ttl=ttl,
         max_attempts=1,
     )
     assert reaped(table) == {1: "failed", 2: "failed"}
@@ -499,9 +515,31 @@ def test_jobs_whose_numbers_are_null_can_be_leased_and_come_to_an_end(
         ({"columns": {"lease_expire_at": "x"}}, "'lease_expire_at' is no part of the protocol"),
         ({"columns": {"stage": "no_such"}}, "no field or column 'no_such'"),
         ({"words": {"running": "x"}}, "'running' is no status"),
-        ({"words": {"processing": []}}, "words has none for 'processing'"),
+        (
+            {"words": {"processing": []}},
+            r"words for 'processing' is \[\]: there must be one at least",
+        ),
+        (
+            {"words": {"cancelled": None}},
+            "words for 'cancelled' is None: it must be text or a whole",
+        ),
+        ({"words": {"queued": [True]}}, r"words for 'queued' is \[True\]: it must be text"),
+        ({"words": "queued"}, "words is 'queued': it must be a dict"),
+        ({"words": {"processing": ["a", "failed"]}}, "'failed' means both processing and failed"),
+        ({"words": {"success": "done", "queued": "done"}}, "'done' means both queued and success"),
         ({"words": {"queued": "a", "processing": "a"}}, "'a' means both queued and processing"),
         ({"columns": {"stage": "status"}}, "'status' plays several parts: status, stage"),
+        (
+            {"functions": {"reclaim": "x"}},
+            "'reclaim' is no function or view .there are claim, heart",
+        ),
+        ({"functions": {"reap": 1}}, "functions for 'reap' is 1: it must be a name"),
+        ({"functions": {"reap": "x", "claim": "x"}}, "has the name 'x' more than once"),
+        (
+            {"functions": {"stale_monitor": "chores_reclaim_history"}},
+            "'chores_reclaim_history' more",
+        ),
+        ({"ttl": {None: 1}}, "a stage in ttl is None: it must be text or a whole number"),
         ({"ttl": {"a": 1}}, "there is no stage column"),
         ({"ttl": -1}, "ttl is -1: it must not be negative"),
         ({"attempts_counted": "never"}, "attempts_counted is 'never'"),
@@ -513,6 +551,15 @@ def test_what_is_wrong_is_told_at_once(options: dict[str, Any], message: str) ->
     with pytest.raises(ConfigurationError, match=message) as raised:
         jobreaper.register(chore, **options)
     assert chore._meta.label in str(raised.value)
+
+
+def test_ends_may_share_a_word_where_no_verb_tells_them_apart(create: Create, adopt: Adopt) -> None:
+    adopt(model(), words=dict.fromkeys(("success", "failed", "cancelled"), "done"))
+    with pytest.raises(ConfigurationError, match="'completed' means both success and failed"):
+        adopt(
+            errands.Errand, columns=errands.COLUMNS, words=errands.WORDS | {"failed": "completed"}
+        )
+    adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS | {"failed": "canceled"})
 
 
 def messages(table: JobTable, monkeypatch: pytest.MonkeyPatch) -> list[str]:
