@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,12 +12,20 @@ from typing import Any, Final
 from django.db import Error, models, transaction
 
 from jobreaper import conf, signals, sql
-from jobreaper.db import fetch, in_transaction, on_commit, retrying, storable
+from jobreaper.db import fetch, in_transaction, in_words, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseLost, NotClaimed
 from jobreaper.leases import Lease
 from jobreaper.rows import instances
 from jobreaper.tables import JobTable, table_of
 from jobreaper.worker import local_clock, worker_id
+
+logger = logging.getLogger(__name__)
+
+# A claim's mark, in microseconds: too many for two claims of a worker within seconds to have the
+# same, and too little for a lease to look old.
+MARKS: Final = 100_000
+# The server's clock may go a little faster than the local one.
+SINCE_MARGIN_SEC: Final = 0.5
 
 # How long a claim waits for others of limited stages; each takes milliseconds.
 LOCK_TIMEOUT_SEC: Final = 5.0
@@ -24,6 +34,9 @@ LOCK_TIMEOUT_SEC: Final = 5.0
 def claim(model: type[models.Model], pk: object, *, worker: str | None = None) -> Lease | None:
     """Take the lease of one job, or return ``None`` where that is not to be had: the job is not
     queued, not due, locked by somebody else, or does not exist.
+
+    What the model raises when its instance is made, such as a field that cannot be decrypted, fails
+    the attempt and is raised.
 
     Raises:
         UnknownTable: ``model`` is no job table.
@@ -47,6 +60,8 @@ def claim_next(
     Order: priority where the table has one, then due time, then id; jobs that never had a time come
     after those whose time has come.
 
+    A job whose instance the model cannot make has its attempt failed, and is left out.
+
     Raises:
         UnknownTable: ``model`` is no job table.
         ValueError: ``n`` is less than 1.
@@ -68,55 +83,83 @@ def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list
     """Send a claim and return the leases it took; announcing them is left to the caller.
 
     ``params`` are ``id``, ``n``, ``stages`` and, where the table has types, ``types``.
+
+    A job whose instance cannot be made has its attempt failed with the error, and costs the others
+    nothing. Where it was asked for by its ``id``, the error is raised.
     """
-    settings = conf.settings()
-    wanted = params["stages"]
-    limited = settings.limited_stages
-    if not limited or (wanted is not None and limited.isdisjoint(wanted)):
-        return _send_claim(table, table.statement("claim"), worker, params)
-    connection = table.connection()
-    lock = {
-        "table": table.name,
-        "nested": in_transaction(connection),
-        "timeout": f"{LOCK_TIMEOUT_SEC * 1000:.0f}ms",
-    }
-
-    def send(_: bool) -> list[Lease]:
-        with transaction.atomic(using=connection.alias):
-            fetch(connection, sql.render("statements/lock_claims"), lock)
-            given = {**params, "limits": settings.limits_json}
-            return _send_claim(table, table.limited_statement("claim"), worker, given)
-
-    return retrying(connection, send)
+    claim = _Claim(table, worker, params)
+    leases = retrying(claim.connection, claim.send)
+    for lease, error in claim.unmade:
+        logger.error("cannot make an instance of %s %s", table.name, lease.pk, exc_info=error)
+        try:
+            lease.fail(error)
+        except (LeaseLost, Error) as unwritten:
+            logger.error("its attempt was not failed: %s", in_words(unwritten))
+        if params["id"] is not None:
+            raise error
+    return leases
 
 
-def _send_claim(
-    table: JobTable, statement: str, worker: str | None, params: Mapping[str, Any]
-) -> list[Lease]:
-    alias = table.alias
-    connection = table.connection()
-    name = storable(worker or worker_id())
-    params = {
-        "types": None,
-        **params,
-        "worker": name,
-        "policies": conf.settings().policies_json,
-    }
+class _Claim:
+    """One call's claim, sent once or, after an error that passes by itself, several times."""
 
-    prepare = table.pk.get_db_prep_value
+    def __init__(self, table: JobTable, worker: str | None, params: Mapping[str, Any]) -> None:
+        self.table = table
+        self.alias = table.alias
+        self.connection = table.connection()
+        self.worker = storable(worker or worker_id())
+        settings = conf.settings()
+        wanted, limited = params["stages"], settings.limited_stages
+        self._in_turn = bool(limited) and (wanted is None or not limited.isdisjoint(wanted))
+        self._params = {
+            "types": None,
+            **params,
+            "worker": self.worker,
+            "policies": settings.policies_json,
+            "limits": settings.limits_json,
+            "mark_us": random.randrange(1, MARKS),
+        }
+        self._first_sent_at = local_clock()
+        self._prepare = table.pk.get_db_prep_value
+        # Leases of jobs whose instances could not be made.
+        self.unmade: list[tuple[Lease, Exception]] = []
 
-    def send(_: bool) -> list[Lease]:
+    def send(self, tried_before: bool) -> list[Lease]:
+        """Claim, unless an earlier try whose answer was lost has: take over what that one took."""
+        if tried_before:
+            since_sec = local_clock() - self._first_sent_at + SINCE_MARGIN_SEC
+            taken = self._leases("retake", {**self._params, "since_sec": since_sec})
+            if taken or self.unmade:
+                return taken
+        if not self._in_turn:
+            return self._leases("claim", self._params)
+        lock = {
+            "table": self.table.name,
+            "nested": in_transaction(self.connection),
+            "timeout": f"{LOCK_TIMEOUT_SEC * 1000:.0f}ms",
+        }
+        with transaction.atomic(using=self.connection.alias):
+            fetch(self.connection, sql.render("statements/lock_claims"), lock)
+            return self._leases("claim", self._params, limited=True)
+
+    def _leases(self, name: str, params: Mapping[str, Any], limited: bool = False) -> list[Lease]:
+        table = self.table
+        statement = table.limited_statement(name) if limited else table.statement(name)
+        self.unmade = []
         sent_at = local_clock()
-        leases = []
-        for job, (length,) in instances(connection, table.model, statement, params):
-            key = prepare(job.pk, connection)
-            lease = Lease(table, alias, job, name, sent_at + length, length, key)
-            job._lease = lease  # type: ignore[attr-defined]  # see LeasedJob.save
-            on_commit(connection, lease.claim_committed)
-            leases.append(lease)
-        return leases
 
-    return retrying(connection, send)
+        def unmade(job: Any, lengths: tuple[Any, ...], error: Exception) -> None:
+            self.unmade.append((self._lease(job, sent_at, *lengths), error))
+
+        found = instances(self.connection, table.model, statement, params, unmade)
+        return [self._lease(job, sent_at, length) for job, (length,) in found]
+
+    def _lease(self, job: Any, sent_at: float, length: float) -> Lease:
+        key = self._prepare(job.pk, self.connection)
+        lease = Lease(self.table, self.alias, job, self.worker, sent_at + length, length, key)
+        job._lease = lease  # see LeasedJob.save
+        on_commit(self.connection, lease.claim_committed)
+        return lease
 
 
 @contextmanager

@@ -47,6 +47,7 @@ _CLAIM: Final = {
     "n": "{function}.n",
     "stages": "{function}.stages",
     "types": "NULL",
+    "mark_us": "0",
     # Its lock is waited for as long as the caller's own lock_timeout says.
     "nested": "true",
     "timeout": "''",

@@ -6,8 +6,9 @@ jobs spends most of its time on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import compress
 from typing import Any, Final, TypeVar
 
 from django.db import connections, models
@@ -26,7 +27,11 @@ _UNREADABLE: Final = object()
 
 
 def instances(
-    connection: BaseDatabaseWrapper, model: type[M], statement: str, params: Mapping[str, Any]
+    connection: BaseDatabaseWrapper,
+    model: type[M],
+    statement: str,
+    params: Mapping[str, Any],
+    unmade: Callable[[M, tuple[Any, ...], Exception], object] | None = None,
 ) -> list[tuple[M, tuple[Any, ...]]]:
     """Send a statement that returns the model's columns, in the model's order, and then others;
     return an instance for each row, with the values of the others.
@@ -34,6 +39,10 @@ def instances(
     A time that Python cannot hold, such as '-infinity', is left out of its instance, as one that
     was deferred: whoever reads it gets the error, and nobody else. The statement may have claimed
     the jobs by now, and one such row must not cost all of them an attempt.
+
+    For the same reason ``unmade`` is called, where it is given, for a row whose instance cannot be
+    made, since a field, ``from_db()`` or a receiver raises: with an instance of the bare values,
+    with the values of the others and with the error.
     """
     fields = model._meta.concrete_fields
     names = [field.attname for field in fields]
@@ -45,15 +54,27 @@ def instances(
     make = partial(_made_plainly, model) if _is_made_plainly(model) else model.from_db
     found = []
     for row in rows:
-        values = list(row[: len(names)])
-        for place, convert, column in converters:
-            values[place] = convert(values[place], column, connection)
-        read = names
-        if _UNREADABLE in values:
-            read = [name for name, value in zip(names, values, strict=True) if _is_read(value)]
-            values = list(filter(_is_read, values))
-        found.append((make(connection.alias, read, values), row[len(names) :]))
+        values, others = list(row[: len(names)]), row[len(names) :]
+        try:
+            for place, convert, column in converters:
+                values[place] = convert(values[place], column, connection)
+            if _UNREADABLE in values:
+                made = make(connection.alias, *_readable(names, values))
+            else:
+                made = make(connection.alias, names, values)
+        except Exception as error:
+            if unmade is None:
+                raise
+            bare = _made_plainly(model, connection.alias, *_readable(names, row[: len(names)]))
+            unmade(bare, others, error)
+        else:
+            found.append((made, others))
     return found
+
+
+def _readable(names: list[str], values: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    read = [value is not _UNREADABLE for value in values]
+    return list(compress(names, read)), list(compress(values, read))
 
 
 # Worked out once: for a single row it would take longer than all the rest.
@@ -74,10 +95,6 @@ def _converters(model: type[models.Model], alias: str) -> list[tuple[int, Any, A
             )
         ]
     return found
-
-
-def _is_read(value: object) -> bool:
-    return value is not _UNREADABLE
 
 
 def _is_made_plainly(model: type[models.Model]) -> bool:

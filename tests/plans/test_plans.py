@@ -49,7 +49,7 @@ def test_a_claim_by_key_reads_one_row(load: Load, explain: Explain) -> None:
     [pk] = some("status = 'queued' AND next_earliest_run_at IS NULL")
     plan = explain(
         statement("claim"),
-        {"id": pk, "n": 1, "stages": None, "worker": "w", "policies": policies()},
+        {"id": pk, "n": 1, "stages": None, "worker": "w", "policies": policies(), "mark_us": 1},
     )
     reads_little(plan, 3, {KEY, QUEUED})
 
@@ -60,7 +60,7 @@ def test_claiming_the_next_jobs_reads_those_and_none_that_are_scheduled_for_late
 ) -> None:
     plan = explain(
         statement("claim"),
-        {"id": None, "n": n, "stages": None, "worker": "w", "policies": policies()},
+        {"id": None, "n": n, "stages": None, "worker": "w", "policies": policies(), "mark_us": 1},
     )
     reads_little(plan, 3 * n, {KEY, QUEUED})
 
@@ -70,9 +70,21 @@ def test_claiming_jobs_of_one_stage_reads_no_more_than_the_due_ones(
 ) -> None:
     plan = explain(
         statement("claim"),
-        {"id": None, "n": 10, "stages": ["burnin"], "worker": "w", "policies": policies()},
+        {
+            "id": None,
+            "n": 10,
+            "stages": ["burnin"],
+            "worker": "w",
+            "policies": policies(),
+            "mark_us": 1,
+        },
     )
     reads_little(plan, 220, {KEY, QUEUED})
+
+
+def test_taking_over_a_lost_claim_reads_the_leases_that_stand(load: Load, explain: Explain) -> None:
+    plan = explain(statement("retake"), {"worker": "worker 1", "since_sec": 1, "mark_us": 1})
+    reads_little(plan, 200, {RUNNING})
 
 
 def test_a_heartbeat_reads_the_leases_it_renews(load: Load, explain: Explain) -> None:

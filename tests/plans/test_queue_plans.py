@@ -84,6 +84,7 @@ def claim(**wanted: Any) -> dict[str, Any]:
         "stages": None,
         "worker": "w",
         "policies": conf.settings().policies_json,
+        "mark_us": 1,
         **wanted,
     }
 

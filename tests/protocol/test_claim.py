@@ -8,10 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection, transaction
+from django.db import connection, models, transaction
+from django.db.models.signals import post_init
 from pytest_django import Settings
 
-from jobreaper import Lease, UnknownTable, claim, claim_next, worker_id
+from jobreaper import Lease, UnknownTable, claim, claim_next, claims, rows, worker_id
 from jobreaper.models import Job as OwnJob
 from jobreaper.models import ReaperPass
 from project.media.models import AsrJob, Job
@@ -53,14 +54,15 @@ def test_a_claim_writes_the_lease_and_nothing_else(jobs: Rows) -> None:
     before = jobs.row(key)
     claim(Job, key, worker="w1")
     row = jobs.row(key)
-    now = row["claimed_at"]
+    now, beat = row["claimed_at"], row["last_heartbeat_at"]
     assert timedelta() <= jobs.now() - now < timedelta(seconds=60)
+    assert timedelta() < now - beat < timedelta(seconds=0.1)
     assert row == {
         **before,
         "status": "processing",
         "locked_by": "w1",
         "claimed_at": now,
-        "last_heartbeat_at": now,
+        "last_heartbeat_at": beat,
         "lease_expires_at": now + timedelta(seconds=300),
         "deadline_at": None,
         "attempt_count": 2,
@@ -292,3 +294,141 @@ def end_own_session(sql: Sql) -> None:
     """End this thread's session as a restart of the server would."""
     connection.ensure_connection()
     sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+
+
+LIMITS: list[dict[str, Any]] = [{}, {"STAGES": {"clip": {"max_running": 9}}}]
+
+
+@pytest.mark.parametrize("options", LIMITS, ids=["unlimited", "limited"])
+def test_a_claim_whose_answer_was_lost_is_taken_over(
+    jobs: Rows, sql: Sql, settings: Settings, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.JOBREAPER = options
+    planted = [jobs.plant(next_earliest_run_at=ago(60 - n)) for n in range(6)]
+    lose_the_answer(sql, monkeypatch)
+    leases = claim_next(Job, 4)
+    assert keys(leases) == planted[:4]
+    assert [jobs.row(key)["attempt_count"] for key in planted] == [1, 1, 1, 1, 0, 0]
+    for lease in leases:
+        lease.heartbeat()
+        lease.finish()
+
+
+def test_a_claim_of_one_job_whose_answer_was_lost_is_taken_over(
+    jobs: Rows, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = jobs.plant()
+    lose_the_answer(sql, monkeypatch)
+    lease = claim(Job, key)
+    assert lease is not None
+    lease.finish()
+
+
+def test_what_this_worker_has_in_hand_is_not_taken_over(
+    jobs: Rows, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claimed a moment ago, by other threads of this process, and not beaten yet."""
+    in_hand = [jobs.plant() for _ in range(3)]
+    assert len(claim_next(Job, 3)) == 3
+    lose_the_answer(sql, monkeypatch)
+    assert claim(Job, in_hand[0]) is None
+    free = jobs.plant()
+    assert keys(claim_next(Job, 9)) == [free]
+
+
+def test_a_claim_whose_answer_was_lost_and_which_took_nothing_is_sent_again(
+    jobs: Rows, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = [jobs.plant() for _ in range(2)]
+    lose_the_answer(sql, monkeypatch, carried_out=False)
+    assert keys(claim_next(Job, 2)) == planted
+    assert [row["attempt_count"] for row in jobs.all().values()] == [1, 1]
+
+
+def lose_the_answer(sql: Sql, monkeypatch: pytest.MonkeyPatch, carried_out: bool = True) -> None:
+    """Let the next claim be committed, or not, and its session end before the answer."""
+    send = claims._Claim.send
+
+    def send_and_lose(self: Any, tried_before: bool) -> list[Lease]:
+        if tried_before:
+            return send(self, tried_before)
+        if carried_out:
+            send(self, tried_before)
+        end_own_session(sql)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        raise AssertionError("the session goes on")
+
+    monkeypatch.setattr(claims._Claim, "send", send_and_lose)
+
+
+# A job whose instance its model cannot make.
+
+
+class Spoilt(Exception):
+    pass
+
+
+def spoil_in_receiver(key: object, request: pytest.FixtureRequest) -> None:
+    def decrypt(instance: Job, **_: Any) -> None:
+        if instance.pk == key:
+            raise Spoilt("wrong key")
+
+    post_init.connect(decrypt, sender=Job, weak=False)
+    request.addfinalizer(lambda: post_init.disconnect(decrypt, sender=Job))
+
+
+def spoil_in_from_db(key: object, request: pytest.FixtureRequest) -> None:
+    def from_db(cls: Any, db: str, names: Any, values: Any) -> Any:
+        if key in values:
+            raise Spoilt("wrong key")
+        return models.Model.from_db.__func__(cls, db, names, values)  # type: ignore[attr-defined]
+
+    request.getfixturevalue("monkeypatch").setattr(Job, "from_db", classmethod(from_db))
+
+
+def spoil_in_field(key: object, request: pytest.FixtureRequest) -> None:
+    def convert(value: Any, expression: Any, connection: Any) -> Any:
+        if value == key:
+            raise Spoilt("wrong key")
+        return value
+
+    [place] = [n for n, own in enumerate(Job._meta.concrete_fields) if own.primary_key]
+    given = rows._converters(Job, "default")
+    converters = [*given, (place, convert, None)]
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr(rows, "_converters", lambda *_: converters)
+
+
+SPOILING = [spoil_in_receiver, spoil_in_from_db, spoil_in_field]
+
+
+@pytest.mark.parametrize("spoil", SPOILING)
+@pytest.mark.parametrize("options", LIMITS, ids=["unlimited", "limited"])
+def test_a_job_that_cannot_be_made_fails_and_the_others_are_claimed(
+    jobs: Rows, settings: Settings, request: pytest.FixtureRequest, options: Any, spoil: Any
+) -> None:
+    settings.JOBREAPER = options
+    planted = [jobs.plant() for _ in range(4)]
+    bad = planted.pop(1)
+    spoil(bad, request)
+    assert keys(claim_next(Job, 9)) == planted
+    row = jobs.row(bad)
+    assert (row["status"], row["attempt_count"]) == ("queued", 1)
+    assert (row["fail_code"], row["fail_reason"]) == ("Spoilt", "wrong key")
+    assert row["next_earliest_run_at"] > jobs.now()
+    assert jobs.event_types(bad) == ["job:retried"]
+
+
+@pytest.mark.parametrize("spoil", SPOILING)
+@pytest.mark.parametrize("options", LIMITS, ids=["unlimited", "limited"])
+def test_a_job_asked_for_that_cannot_be_made_fails_and_says_why(
+    jobs: Rows, settings: Settings, request: pytest.FixtureRequest, options: Any, spoil: Any
+) -> None:
+    settings.JOBREAPER = options
+    bad = jobs.plant(max_attempts=1)
+    spoil(bad, request)
+    with pytest.raises(Spoilt, match="wrong key"):
+        claim(Job, bad)
+    row = jobs.row(bad)
+    assert (row["status"], row["fail_code"]) == ("failed", "Spoilt")
