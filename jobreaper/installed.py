@@ -64,6 +64,7 @@ _ENDING: Final = {
     "stage": "NULL",
     "attempt": "NULL",
     "tried_before": "false",
+    "ended_by": "NULL",
     "fail_code": "{function}.code",
     "fail_reason": "{function}.reason",
     "retry": "true",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from jobreaper import heartbeat, signals
@@ -133,11 +132,19 @@ def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
     if not left_out:
         ending.ended += runs
     for run in runs if left_out else ():
-        held = left_out.get(str(run.lease.pk))
-        if held is None or (not held and _was_ended_before(run.lease, connection, verb, tried)):
+        pk = str(run.lease.pk)
+        held = left_out.get(pk)
+        if held:
+            ending.locked.append(run)
+            continue
+        try:
+            if held is not None:
+                event = run.lease.rejected(connection, verb, tried)
+                if announced:
+                    details[pk] = event["details"]
             ending.ended.append(run)
-        else:
-            (ending.locked if held else ending.lost).append(run)
+        except LeaseLost:
+            ending.lost.append(run)
     for run in ending.ended:
         run.lease.ended()
     heartbeat.heart.remove(*(run.lease for run in (*ending.ended, *ending.lost)))
@@ -156,16 +163,3 @@ def _tell(signal: Signal, lease: Lease, **arguments: Any) -> None:
 def _array(values: Iterable[UUID | float]) -> str:
     # As psycopg would write it, in a tenth of the time: these need no quotes.
     return f"{{{','.join(map(str, values))}}}"
-
-
-def _was_ended_before(
-    lease: Lease, connection: BaseDatabaseWrapper, verb: str, tried: bool
-) -> bool:
-    """Return whether an earlier try of the statement ended the lease; where not, it is lost, and
-    the rejected write is put on record.
-    """
-    try:
-        lease.rejected(connection, verb, tried)
-    except LeaseLost:
-        return False
-    return True

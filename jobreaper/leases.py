@@ -168,7 +168,7 @@ class Lease:
                 "policies": conf.settings().policies_json,
             },
         )
-        return bool(event) and event["type"] == EventType.JOB_RETRIED
+        return bool(event["type"] == EventType.JOB_RETRIED)
 
     def release(self) -> None:
         """Give the job back unharmed, as on shutdown: it is due at once, the attempt not counted.
@@ -298,8 +298,8 @@ class Lease:
         params: Mapping[str, Any],
         tried_before: bool,
     ) -> dict[str, Any]:
-        """Send the verb's statement and return the event it wrote, empty where an earlier try whose
-        answer was lost had written it.
+        """Send the verb's statement and return the event that it wrote, or that an earlier try did
+        whose answer was lost.
         """
         written = fetch(
             connection,
@@ -309,22 +309,23 @@ class Lease:
         if written:
             event: dict[str, Any] = json.loads(written[0][0])
             return event
-        self.rejected(connection, verb, tried_before)
-        return {}
+        return self.rejected(connection, verb, tried_before)
 
     def ended(self) -> None:
         """Take in that a statement for many leases has ended this one."""
         self._closed = True
 
-    def rejected(self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool) -> None:
+    def rejected(
+        self, connection: BaseDatabaseWrapper, verb: str, tried_before: bool
+    ) -> dict[str, Any]:
         """Take in that a statement left the lease out, since it is not ours any more, and put the
-        rejected write on record; return where the row shows that an earlier try of the same verb
-        was committed.
+        rejected write on record; where an earlier try of the same verb was committed, return the
+        event which that wrote.
 
         Raises:
             LeaseLost: it is lost.
         """
-        [(status, epoch, rejected)] = fetch(
+        [(status, epoch, carried_out)] = fetch(
             connection,
             self.table.statement("reject"),
             {
@@ -335,24 +336,26 @@ class Lease:
                 "stage": self.stage,
                 "attempt": self.attempt,
                 "tried_before": tried_before,
+                "ended_by": [str(event) for event in _ENDED_BY.get(verb, ())],
             },
         )
-        if rejected:
-            signals.stale_write_rejected.send_robust(
-                self.table.model, lease=self, verb=verb, status=status, epoch=epoch
-            )
-            error = self._lost_error(f"{verb} was rejected", status, epoch)
-            self._lost = self._lost or error
-            raise error
+        if carried_out is not None:
+            event: dict[str, Any] = json.loads(carried_out)
+            return event
+        signals.stale_write_rejected.send_robust(
+            self.table.model, lease=self, verb=verb, status=status, epoch=epoch
+        )
+        error = self._lost_error(f"{verb} was rejected", status, epoch)
+        self._lost = self._lost or error
+        raise error
 
     def _close(self, connection: BaseDatabaseWrapper, event: dict[str, Any]) -> None:
         def close() -> None:
             self._closed = True
             heartbeat.heart.remove(self)
-            if event:
-                _ENDINGS[event["type"]].send_robust(
-                    self.table.model, lease=self, details=event["details"]
-                )
+            _ENDINGS[event["type"]].send_robust(
+                self.table.model, lease=self, details=event["details"]
+            )
 
         self._closing = close
         on_commit(connection, close)
@@ -371,6 +374,12 @@ _ENDINGS: Final[Mapping[str, Signal]] = {
     EventType.JOB_RETRIED: signals.job_retried,
     EventType.JOB_FAILED: signals.job_failed,
     EventType.JOB_RELEASED: signals.job_released,
+}
+
+_ENDED_BY: Final = {
+    "finish": (EventType.JOB_FINISHED,),
+    "fail": (EventType.JOB_RETRIED, EventType.JOB_FAILED),
+    "release": (EventType.JOB_RELEASED,),
 }
 
 

@@ -161,6 +161,7 @@ def test_a_rejected_write_reads_one_row(load: Load, explain: Explain) -> None:
             "stage": "clip",
             "attempt": 1,
             "tried_before": False,
+            "ended_by": ["job:finished"],
         },
     )
     reads_little(plan, 1, {KEY})

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.dispatch import Signal
 from pytest_django import Settings
 
-from jobreaper import Lease, LeaseClosed, LeaseLost, claim
+from jobreaper import Lease, LeaseClosed, LeaseLost, claim, signals
 from project.media.models import AsrJob, Job
 from tests.rows import Rows, Sql, ago, ahead
 
@@ -448,6 +449,52 @@ def test_an_ending_whose_answer_was_lost_is_no_stale_write(
     assert len(jobs.events(lease.pk)) == 1
 
 
+@pytest.mark.parametrize("verb", ENDINGS)
+def test_an_ending_whose_answer_was_lost_is_no_stale_write_though_another_has_the_job_by_now(
+    jobs: Rows, sql: Sql, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = claimed(jobs)
+    lose_the_answer(lease, sql, monkeypatch, then=lambda: take_away(jobs, lease))
+    ENDINGS[verb](lease)
+    assert not lease.lost
+    assert len(jobs.events(lease.pk)) == 1
+
+
+@pytest.mark.parametrize("attempts_before", [0, 2])
+def test_a_failure_whose_answer_was_lost_says_whether_the_job_went_back(
+    jobs: Rows, sql: Sql, attempts_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = claimed(jobs, attempt_count=attempts_before)
+    lose_the_answer(lease, sql, monkeypatch)
+    went_back = lease.fail("E1")
+    assert went_back == (attempts_before == 0)
+    assert jobs.row(lease.pk)["status"] == ("queued" if went_back else "failed")
+
+
+@pytest.mark.parametrize(
+    ("verb", "signal"),
+    [
+        ("finish", signals.job_finished),
+        ("fail", signals.job_retried),
+        ("release", signals.job_released),
+    ],
+)
+def test_an_ending_whose_answer_was_lost_is_announced(
+    jobs: Rows, sql: Sql, verb: str, signal: Signal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def listen(lease: Lease, details: dict[str, Any], **_: Any) -> None:
+        told.append((lease, details))
+
+    lease = claimed(jobs)
+    lose_the_answer(lease, sql, monkeypatch)
+    signal.connect(listen)
+    ENDINGS[verb](lease)
+    [event] = jobs.events(lease.pk)
+    assert told == [(lease, event["details"])]
+
+
 def test_after_a_lost_answer_a_job_of_somebody_else_is_still_a_stale_write(
     jobs: Rows, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,7 +505,12 @@ def test_after_a_lost_answer_a_job_of_somebody_else_is_still_a_stale_write(
         lease.finish()
 
 
-def lose_the_answer(lease: Lease, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_the_answer(
+    lease: Lease,
+    sql: Sql,
+    monkeypatch: pytest.MonkeyPatch,
+    then: Callable[[], object] = lambda: None,
+) -> None:
     """Let the next verb's first statement be committed, and its session end before the answer."""
     send = Lease._send
     tries = []
@@ -471,6 +523,7 @@ def lose_the_answer(lease: Lease, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> 
         with suppress(LeaseLost):
             send(self, *args)
         sql("SELECT pg_terminate_backend(%s, 5000)", pid)
+        then()
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         raise AssertionError("the session goes on")

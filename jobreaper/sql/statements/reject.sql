@@ -1,13 +1,22 @@
 -- Reject: a verb of a worker that lost its lease wrote nothing; put that on record.
 --
--- After a lost connection the worker cannot know whether its first try was committed. Only the
--- lease's own finish, fail and release leave the epoch as it is, so a row that is no longer
--- processing under the same epoch is that first try's work and no rejection.
-WITH present AS MATERIALIZED (
+-- After a lost connection the worker cannot know whether its first try was committed. If it was, the
+-- try's event says so, whoever has the job by now, and nothing is rejected.
+WITH carried_out AS MATERIALIZED (
+    SELECT event.data
+      FROM job_events AS event
+     WHERE %(tried_before)s
+       AND event.job_id = (%(id)s::{id_type})::text
+       AND event."table" = {table_name}
+       AND event.type = ANY (%(ended_by)s::text[])
+       AND event.data -> 'details' ->> 'epoch' = (%(epoch)s::bigint)::text
+       AND event.data -> 'details' ->> 'locked_by' = %(worker)s::text
+     LIMIT 1
+),
+present AS MATERIALIZED (
     SELECT job.{status} AS status,
            job.{lease_epoch} AS lease_epoch,
-           job.{locked_by} AS locked_by,
-           {is_processing} AS is_processing
+           job.{locked_by} AS locked_by
       FROM {table} AS job
      WHERE job.{id} = %(id)s::{id_type}
 ),
@@ -29,14 +38,13 @@ event AS (
                'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
       FROM (SELECT) AS once
       LEFT JOIN present ON true
-     WHERE NOT (%(tried_before)s AND NOT present.is_processing
-                AND present.lease_epoch = %(epoch)s) IS TRUE
+     WHERE NOT EXISTS (SELECT FROM carried_out)
     RETURNING 1
 ),
 counted AS (
     INSERT INTO jobreaper_totals (name, "table")
     SELECT {stale_writes}, {table_name} FROM event
 )
-SELECT present.status, present.lease_epoch, EXISTS (SELECT FROM event) AS rejected
+SELECT present.status, present.lease_epoch, (SELECT data::text FROM carried_out)
   FROM (SELECT) AS once
   LEFT JOIN present ON true
