@@ -78,6 +78,7 @@ def _change(
 ) -> list[Any]:
     table = table_of(model)
     connection = table.connection()
+    allowed = among or sources(target)
     details = {"by": storable(by), "reason": None if reason is None else storable(reason)}
     rows = fetch_within(
         connection,
@@ -85,7 +86,7 @@ def _change(
         {
             **details,
             "ids": [table.prepare_pk(pk) for pk in pks],
-            "sources": [word for source in among or sources(target) for word in table.words[source]],
+            "sources": [word for source in allowed for word in table.words[source]],
             "target": table.word(target),
             "event": event.value,
             "fail_code": code,

@@ -13,7 +13,7 @@ from jobreaper import conf
 from jobreaper.celery import schedule
 from jobreaper.celery.dispatcher import leased_tasks
 from jobreaper.celery.task import LeasedTask
-from jobreaper.exceptions import ConfigurationError, UnknownTable
+from jobreaper.exceptions import ConfigurationError, NotLeasable, UnknownTable
 from jobreaper.tables import table_of
 
 DOCS: Final = "See docs/checks.md#"
@@ -64,8 +64,9 @@ def check_celery(
 
 def _check_task(task: LeasedTask, lease_sec: float) -> Iterator[checks.CheckMessage]:
     try:
-        table_of(task.job_model())
-    except (ConfigurationError, UnknownTable) as error:
+        # Raises where jobs of the table cannot be claimed.
+        table_of(task.job_model()).statement("claim")
+    except (ConfigurationError, UnknownTable, NotLeasable) as error:
         yield checks.Error(
             f"Task {task.name} can run no job: {error}",
             hint=f"Name a job table in its model=…. {DOCS}e006",

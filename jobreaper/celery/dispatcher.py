@@ -23,7 +23,7 @@ from jobreaper import conf
 from jobreaper.base import LeasedJob
 from jobreaper.celery.task import LeasedTask
 from jobreaper.db import fetch, in_words, retrying
-from jobreaper.exceptions import ConfigurationError
+from jobreaper.exceptions import ConfigurationError, JobreaperError
 from jobreaper.handlers import handlers as job_handlers
 from jobreaper.handlers import import_tasks
 from jobreaper.models import Job
@@ -116,7 +116,7 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
             _report_unhandled(table, tasks, result)
             due = _mark(table, {"id": None, "n": batch_size, "stages": stages})
             result.sent[table.name] = _send(table, tasks, due)
-        except (BrokerError, Error, ConfigurationError) as error:
+        except (BrokerError, Error, JobreaperError) as error:
             said = in_words(error)
             logger.error("jobs of %s were not sent: %s", table.name, said)
             result.errors.append(f"{table.name}: {said}")

@@ -41,6 +41,7 @@ def test_a_task_as_the_docs_have_it_passes(app: Celery) -> None:
         ("media.Gone", "no model 'media.Gone'"),
         ("nonsense", "no model 'nonsense'"),
         ("auth.User", "Task tests.checked can run no job"),
+        ("documents.ExecutorJob", "jobs of executor_jobs can be reaped but not leased"),
     ],
 )
 def test_a_task_that_can_run_no_job_is_an_error(

@@ -350,6 +350,15 @@ def test_one_tables_trouble_stops_no_other(
     assert "jobs of jobs were not sent" in caplog.text
 
 
+def test_a_task_for_a_table_without_leases_stops_no_other(one_app: Celery, media: Rows) -> None:
+    handle(one_app, "tests.mistaken", model="documents.ExecutorJob")
+    media.plant()
+    result = dispatch()
+    assert result.sent["jobs"] == 1
+    [error] = result.errors
+    assert error.startswith("executor_jobs: jobs of executor_jobs can be reaped but not leased")
+
+
 def test_a_connection_that_died_in_the_pool_costs_no_job(jobs: Rows) -> None:
     with celery_app(broker_url("rabbitmq")) as app:
         handle(app)
