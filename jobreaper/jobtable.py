@@ -239,6 +239,11 @@ class JobTable:
         return rendering.reclaim(self, "reclaim_dry_run", rendering.NO_LOCK)
 
     @cached_property
+    def oldest_due_age_statement(self) -> str:
+        """How long the oldest due job has waited, in a table with leases."""
+        return rendering.oldest_due_age(self)
+
+    @cached_property
     def scrape_statement(self) -> str:
         """How the table stands, for the metrics."""
         return rendering.scrape(self)

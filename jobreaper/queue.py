@@ -125,9 +125,9 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], **common: Any) -> EnqueueRes
 
         enqueue_many(({"payload": {"to": to}} for to in addresses), type="mail", dedupe="skip")
 
-    More than one statement holds, or with ``"replace"`` for some of them only, they are several in one
-    transaction. Where several have the same key, the first counts with ``"skip"`` and the last with
-    ``"replace"``.
+    More than one statement holds, or with ``"replace"`` for only some of them, they are several in
+    one transaction. Where several have the same key, the first counts with ``"skip"`` and the last
+    with ``"replace"``.
 
     Raises:
         BadPayload, ValueError, TypeError: one of the jobs is bad; nothing was written.

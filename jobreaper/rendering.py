@@ -19,6 +19,9 @@ Parts = dict[str, Composable]
 # As left() takes it.
 LONGEST_TEXT: Final = 2**31 - 1
 
+# How far down the line the oldest due job is looked for.
+MOST_IN_LINE: Final = 10_000
+
 SKIP_LOCKED: Final = SQL("FOR NO KEY UPDATE OF job SKIP LOCKED")
 NO_LOCK: Final = SQL("")
 
@@ -73,11 +76,10 @@ def totals(name: str) -> str:
 
 def scrape(table: JobTable) -> str:
     """Return the statement that tells how a table stands, for the metrics."""
-    order = SQL("ORDER BY {}").format
     if table.can_be_leased:
         parts = _with(leased_parts(table), "lease_state")
         running: Composable = SQL("{} AS job").format(parts["table"])
-        by_lease: Composable = order(SQL("job.{}").format(parts["lease_expires_at"]))
+        by_lease: Composable = SQL("ORDER BY job.{}").format(parts["lease_expires_at"])
     else:
         parts = _with(reclaim_parts(table), "state_by_limit")
         parts["lease_state"] = parts["state_by_limit"]
@@ -85,18 +87,31 @@ def scrape(table: JobTable) -> str:
             parts["table"], parts["limits"], parts["limit_of_job"]
         )
         by_lease = SQL("")
-    parts |= {"running": running, "by_lease": by_lease, "in_line": SQL("")}
+    parts |= {"running": running, "by_lease": by_lease}
+    return sql.render("statements/scrape", _with_line(table, parts))
+
+
+def oldest_due_age(table: JobTable) -> str:
+    """Return the statement that tells how long the oldest due job of a table with leases has
+    waited, by the rule of the metrics.
+    """
+    return sql.render("statements/oldest_due_age", _with_line(table, leased_parts(table)))
+
+
+def _with_line(table: JobTable, parts: Parts) -> Parts:
+    """Add how the queued jobs stand in line, and since when those wait that are due."""
+    parts |= {"in_line": SQL(""), "most_in_line": Literal(MOST_IN_LINE)}
     ranges: list[Composable] = [SQL("true")]
     if "next_earliest_run_at" in table.columns:
         time = SQL("job.{}").format(parts["next_earliest_run_at"])
         keys = [SQL("job.{}").format(Identifier(column)) for column in table.key_columns]
-        parts["in_line"] = order(SQL(", ").join([time, *keys]))
+        parts["in_line"] = SQL("ORDER BY {}").format(SQL(", ").join([time, *keys]))
         ranges = [SQL("{} <= statement_timestamp()").format(time), SQL("{} IS NULL").format(time)]
     parts["waiting_since"] = _waiting_since(table)
     parts["due"] = SQL(" UNION ALL ").join(
         [sql.compose("fragments/waiting_since", {**parts, "range": range_}) for range_ in ranges]
     )
-    return sql.render("statements/scrape", parts)
+    return parts
 
 
 def plan(table: JobTable, status: Status) -> str:

@@ -185,6 +185,6 @@ def _oldest_due_age() -> float | None:
     ages: list[float] = []
     for table in job_tables():
         if table.can_be_leased:
-            [(age,)] = fetch(table.connection(), table.statement("oldest_due_age"), {})
-            ages += [] if age is None else [age]
+            rows = fetch(table.connection(), table.oldest_due_age_statement, {})
+            ages += [age for (age,) in rows]
     return max(ages, default=None)

@@ -32,8 +32,6 @@ STATEMENT_TIMEOUT_SEC: Final = 5.0
 
 # Counted exactly up to here.
 MOST_COUNTED: Final = 100_000
-# How far down the line the oldest due job is looked for.
-MOST_IN_LINE: Final = 10_000
 # In the planner's units, about 200 MB: an adopted table may have no index for its queue, and a
 # scrape must not read the whole of a large one.
 MOST_COST: Final = 25_000
@@ -129,7 +127,6 @@ def _standing(connection: BaseDatabaseWrapper, table: JobTable) -> Standing:
         table.scrape_statement,
         {
             "most": MOST_COUNTED + 1,
-            "most_in_line": MOST_IN_LINE,
             "late_sec": LATE_AFTER_BEATS * conf.settings().heartbeat_sec,
             "look_at_queue": look_at_queue,
         },

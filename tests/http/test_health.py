@@ -6,6 +6,7 @@ import pytest
 from django.test import Client, override_settings
 
 from jobreaper import reap
+from tests.metrics.page import scrape
 from tests.rows import Rows, Sql, ago
 
 URL = "/api/jobs/health"
@@ -67,15 +68,46 @@ def test_a_pass_that_went_wrong_is_none(sql: Sql) -> None:
 
 def test_the_oldest_due_job_of_any_table_is_told(sql: Sql, jobs: Rows) -> None:
     reap()
-    jobs.plant(next_earliest_run_at=ago(100))
-    Rows(sql, "jobs").plant(next_earliest_run_at=ago(200))
-    jobs.plant(next_earliest_run_at=ago(-100))
+    jobs.plant(next_earliest_run_at=ago(100), created_at=ago(1000))
+    Rows(sql, "jobs").plant(next_earliest_run_at=ago(200), created_at=ago(1000))
+    jobs.plant(next_earliest_run_at=ago(-100), created_at=ago(1000))
     jobs.plant()
     answer = health()
     assert answer.status_code == 200
     assert 200 <= answer.json()["oldest_due_age_sec"] < 230
     assert health("?max_due_age_sec=300").status_code == 200
     assert health("?max_due_age_sec=150").status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("times", "age"),
+    [
+        pytest.param({"created_at": ago(500)}, 500, id="never had a time"),
+        pytest.param({"next_earliest_run_at": "2000-01-01"}, 0, id="had an old time when made"),
+        pytest.param(
+            {"next_earliest_run_at": "-infinity", "created_at": ago(500)}, 500, id="at once"
+        ),
+        pytest.param(
+            {
+                "created_at": ago(1000),
+                "next_earliest_run_at": ago(900),
+                "last_heartbeat_at": ago(40),
+            },
+            40,
+            id="was tried",
+        ),
+    ],
+)
+def test_a_job_waits_since_the_metrics_say_so(
+    times: dict[str, Any], age: float, jobs: Rows
+) -> None:
+    reap()
+    jobs.plant(**times)
+    told = health().json()["oldest_due_age_sec"]
+    metric = scrape().value("jobreaper_oldest_due_age_seconds", table="jobreaper_jobs")
+    assert age <= told < age + 30
+    assert told <= metric < told + 30
+    assert health("?max_due_age_sec=450").status_code == (503 if age > 450 else 200)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", ""])

@@ -1,6 +1,4 @@
--- Seconds that the oldest due job has waited. Jobs that never had a time do not say since when.
-SELECT extract(epoch FROM statement_timestamp() - min(job.{next_earliest_run_at}))::float8
-  FROM {table} AS job
- WHERE {is_queued}
-   AND job.{next_earliest_run_at} <= statement_timestamp()
-   AND isfinite(job.{next_earliest_run_at})
+-- Seconds that the oldest due job has waited, by the rule of the scrape; no row where there is none.
+SELECT GREATEST(extract(epoch FROM statement_timestamp() - since), 0)::float8
+  FROM (SELECT min(since) FROM ({due}) AS due (since) WHERE isfinite(since)) AS oldest (since)
+ WHERE since IS NOT NULL
