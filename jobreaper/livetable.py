@@ -129,6 +129,8 @@ class LiveTable:
         with self._without_timeouts():
             for index in self._indexes(self.root):
                 name = self.root.quoted(index.name)
+                if self._is_valid(self.root, name) is None:
+                    continue
                 if self.root.kind == PARTITIONED:
                     self._briefly(f"DROP INDEX IF EXISTS {name}")
                 else:
@@ -141,16 +143,19 @@ class LiveTable:
     def _build(self, relation: _Relation, place: int) -> None:
         index = self._indexes(relation)[place]
         name = relation.quoted(index.name)
+        is_valid = self._is_valid(relation, name)
         if relation.kind == PARTITIONED:
             # It cannot be built concurrently, but at once where the partitions are left out.
-            self._briefly(self._creating(index, "INDEX IF NOT EXISTS", f"ONLY {relation.name}"))
+            if is_valid is None:
+                self._briefly(self._creating(index, "INDEX", f"ONLY {relation.name}"))
             self._build_on_partitions(relation, place)
             return
-        if self._is_valid(name) is False:
-            # IF NOT EXISTS would take it for done.
+        if is_valid is False:
             self._drop_concurrently(name)
-        kind = "INDEX CONCURRENTLY IF NOT EXISTS"
-        self.editor.execute(self._creating(index, kind, relation.name), params=None)
+        if not is_valid:
+            # Without IF NOT EXISTS, which would take another table's index of this name for it.
+            statement = self._creating(index, "INDEX CONCURRENTLY", relation.name)
+            self.editor.execute(statement, params=None)
 
     def _drop_concurrently(self, index: str) -> None:
         self.editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", params=None)
@@ -177,11 +182,12 @@ class LiveTable:
         for table, schema, kind, has_valid_index in rows:
             yield _Relation(table, schema, kind), has_valid_index
 
-    def _is_valid(self, index: str) -> bool | None:
+    def _is_valid(self, relation: _Relation, index: str) -> bool | None:
+        """Return whether an index of this name serves; None where the table has none."""
         rows = fetch(
             self.editor.connection,
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%(index)s)",
-            {"index": index},
+            sql.render("statements/index_is_valid"),
+            {"index": index, "table": relation.name},
         )
         return rows[0][0] if rows else None
 

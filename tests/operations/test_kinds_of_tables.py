@@ -4,7 +4,7 @@ from contextlib import closing, suppress
 
 import psycopg
 import pytest
-from django.db import DatabaseError, connection, models
+from django.db import DatabaseError, ProgrammingError, connection, models
 from django.test.utils import isolate_apps
 
 from jobreaper import livetable
@@ -150,6 +150,24 @@ def test_a_long_name_makes_no_index_shadow_another(make: Make, sql: Sql, name: s
     large.migrate()
     large.migrate()
     assert list(indexes(sql, f"%{name}%").values()) == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["", "PARTITION BY HASH (id)"])
+def test_an_index_of_another_table_is_neither_taken_for_ours_nor_dropped(
+    make: Make, sql: Sql, kind: str
+) -> None:
+    make(f"CREATE TABLE their_jobs ({COLUMNS}, PRIMARY KEY (id)) {kind}", drop="TABLE their_jobs")
+    large = Large("their_jobs")
+    large.migrate()
+    sql("ALTER TABLE their_jobs RENAME TO former_jobs")
+    sql(f"CREATE TABLE their_jobs ({COLUMNS}, PRIMARY KEY (id)) {kind}")
+    try:
+        with pytest.raises(ProgrammingError, match=r"idx_their_jobs_.* already exists"):
+            large.migrate()
+        large.undo()
+        assert len(indexes(sql, "former_jobs")) == 2
+    finally:
+        sql("DROP TABLE former_jobs")
 
 
 @pytest.mark.parametrize("name", ["half%jobs", "half%sjobs", "half%%jobs"])
