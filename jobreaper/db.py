@@ -233,7 +233,11 @@ def _roll_back_to(connection: BaseDatabaseWrapper, depth: Depth) -> None:
 
 
 def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:
-    """Call ``hook`` when the caller's transaction commits, at once where there is none."""
+    """Call ``hook`` when the caller's transaction commits, at once where there is none.
+
+    Also at once where autocommit is off and nobody has entered ``atomic()``: Django does not see
+    such a commit and refuses hooks, and a job's end must not fail by an announcement.
+    """
     if connection.in_atomic_block:
         transaction.on_commit(hook, using=connection.alias, robust=True)
     else:

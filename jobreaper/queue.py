@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -87,7 +88,8 @@ def enqueue(
 
     Raises:
         BadPayload: the payload is not JSON, or has text that cannot be stored.
-        ValueError: another argument is bad. Either way nothing was written.
+        ValueError: another argument is bad, such as a time beyond the year 9999 in UTC. Either way
+            nothing was written.
     """
     row = _row(type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key)
     connection = table_of(Job).connection()
@@ -221,7 +223,7 @@ def _row(
         "payload": payload,
         "priority": priority,
         "max_attempts": max_attempts,
-        "run_at": None if run_at is None else _aware(run_at).isoformat(),
+        "run_at": None if run_at is None else _in_utc(run_at).isoformat(),
         "dedupe_key": key,
     }
 
@@ -242,10 +244,16 @@ def _check_number(name: str, value: object, least: int, most: int) -> None:
         raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
 
 
-def _aware(moment: object) -> datetime:
+def _in_utc(moment: object) -> datetime:
     if not isinstance(moment, datetime):
         raise ValueError(f"run_at must be a datetime, not {moment!r}")
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    try:
+        aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+        # The statement's answer has it in the zone of the connection.
+        aware.astimezone(ZoneInfo(table_of(Job).connection().timezone_name))
+        return aware.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"run_at is not in the years 1 to 9999 in UTC: {moment!r}") from None
 
 
 def _batches(rows: Iterator[Any]) -> Iterator[list[Any]]:

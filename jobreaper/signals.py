@@ -27,7 +27,8 @@ pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
 Inside a transaction of the caller's the ``job_*`` and ``jobs_*`` signals are sent on commit, so a
-finish or a reap that is rolled back is never announced. ``stale_write_rejected`` is sent at once.
+finish or a reap that is rolled back is never announced. Out of ``atomic()`` with autocommit off
+Django knows of no commit, and they are sent at once. ``stale_write_rejected`` is sent at once.
 ``run_started`` and ``run_ended`` are too, in the thread that enters and leaves a ``with lease``
 block.
 """

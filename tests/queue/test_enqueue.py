@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -124,6 +124,8 @@ def test_it_is_part_of_the_callers_transaction(jobs: Rows) -> None:
         {"max_attempts": 0},
         {"max_attempts": 2**31},
         {"run_at": "tomorrow"},
+        {"run_at": datetime.max.replace(tzinfo=timezone(-timedelta(hours=5)))},
+        {"run_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))},
         {"dedupe": "always"},
         {"dedupe": "skip", "dedupe_key": ""},
         {"payload": {1: 2}},
@@ -146,6 +148,39 @@ def test_a_naive_time_is_in_the_current_time_zone(settings: Any, jobs: Rows) -> 
     settings.TIME_ZONE = "Asia/Tokyo"
     job = enqueue("mail", run_at=datetime(2030, 1, 1, 9))
     assert jobs.row(job.pk)["next_earliest_run_at"] == datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("zone", "moment"),
+    [("America/New_York", datetime.max), ("Asia/Tokyo", datetime.min)],
+)
+def test_a_naive_time_beyond_what_can_be_read_back_is_refused(
+    zone: str, moment: datetime, settings: Any, jobs: Rows
+) -> None:
+    settings.TIME_ZONE = zone
+    with pytest.raises(ValueError, match="years 1 to 9999"):
+        enqueue("mail", run_at=moment)
+    assert jobs.all() == {}
+
+
+@pytest.mark.parametrize("moment", [datetime.min, datetime.max])
+def test_the_first_and_the_last_moment_are_times(moment: datetime, jobs: Rows) -> None:
+    moment = moment.replace(tzinfo=UTC)
+    assert enqueue("mail", run_at=moment).next_earliest_run_at == moment
+    assert enqueue_many([{"run_at": moment}], type="mail").made == 1
+
+
+@pytest.mark.parametrize(
+    ("zone", "moment"),
+    [("Asia/Tokyo", datetime.max), ("America/New_York", datetime.min)],
+)
+def test_a_time_that_the_zone_of_the_connection_does_not_have_is_refused(
+    zone: str, moment: datetime, jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "timezone_name", zone)
+    with pytest.raises(ValueError, match="run_at"):
+        enqueue("mail", run_at=moment.replace(tzinfo=UTC))
+    assert jobs.all() == {}
 
 
 def test_a_payload_of_megabytes_is_kept_whole(jobs: Rows) -> None:
