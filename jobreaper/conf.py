@@ -262,15 +262,19 @@ def _read_stages(reader: _Reader, default_policy: StagePolicy) -> dict[str, Stag
     given = _mapping(reader, STAGES)
     names = {stage: _env_name(stage) for stage in DEFAULT_SLA_FACTORS}
     for stage in given:
-        if isinstance(stage, str) and stage:
-            names[stage] = _env_name(stage)
+        try:
+            values.name(stage)
+        except ValueError as error:
+            reader.bad_value(f"a stage in JOBREAPER['{STAGES}']", stage, error)
         else:
-            why = "a stage's name must be text, and not empty"
-            reader.bad_value(f"JOBREAPER['{STAGES}']", stage, why)
+            names[stage] = _env_name(stage)
     # A stage such as "burn-in" is BURN_IN in the environment; its own spelling wins.
     for name in map(str, (*reader.given, *reader.environment)):
         if name.endswith(SLA_FACTOR_SUFFIX) and name not in (SLA_FACTOR_SUFFIX, *names.values()):
-            names[name.removesuffix(SLA_FACTOR_SUFFIX).lower()] = name
+            try:
+                names[values.name(name.removesuffix(SLA_FACTOR_SUFFIX).lower())] = name
+            except ValueError as error:
+                reader.bad_value("the name of a stage's factor", name, error)
     stages = {}
     for stage, name in names.items():
         factor = reader.value((name,), values.factor, DEFAULT_SLA_FACTORS.get(stage, 0.0))

@@ -23,6 +23,7 @@ from celery import Celery, Task, current_app
 from django.apps import apps
 from django.utils.module_loading import autodiscover_modules, module_has_submodule
 
+from jobreaper import values
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.leases import Lease
 
@@ -42,10 +43,16 @@ def job_handler(type: str) -> Callable[[H], H]:
     in one transaction calls ``lease.finish()`` in it.
 
     Raises:
-        ConfigurationError: another function handles the type already.
+        ConfigurationError: another function handles the type already, or no job can have it.
     """
 
     def register(function: H) -> H:
+        try:
+            values.name(type)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{_place(function)} cannot handle the type {type!r}: {error}"
+            ) from None
         known = _handlers.setdefault(type, function)
         if known is not function and _place(known) != _place(function):
             raise ConfigurationError(

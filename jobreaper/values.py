@@ -117,11 +117,24 @@ def on_expiry(value: object) -> OnExpiry:
         raise ValueError(f"it must be one of {', '.join(OnExpiry)}") from None
 
 
+def name(value: object) -> str:
+    """Return a name that PostgreSQL can store: a statement that holds another fails every time."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("it must be text, and not empty")
+    try:
+        storable = "\x00" not in value and bool(value.encode())
+    except UnicodeEncodeError:
+        storable = False
+    if not storable:
+        raise ValueError("it must have neither NUL nor a lone surrogate in it")
+    return value
+
+
 def text(value: object) -> str:
-    """Return text that is not blank."""
+    """Return a name that is not blank."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("it must be text")
-    return value
+    return name(value)
 
 
 def priority(value: object) -> int:

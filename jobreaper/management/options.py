@@ -8,6 +8,7 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import connections
 
+from jobreaper import values
 from jobreaper.exceptions import UnknownTable
 from jobreaper.models import Job
 from jobreaper.tables import JobTable, named
@@ -39,6 +40,14 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
     return number
+
+
+def name(text: str) -> str:
+    """Return the name that an option gives. What is no UTF-8 on the command line cannot be one."""
+    try:
+        return values.name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def seconds(text: str) -> float:

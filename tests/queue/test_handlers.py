@@ -42,6 +42,14 @@ def test_two_functions_for_one_type_are_a_mistake_and_a_reload_is_none() -> None
         def other(job: Any, lease: Any) -> None: ...
 
 
+@pytest.mark.parametrize("type", ["", "ma\x00il", "mail\ud800"])
+def test_a_type_that_no_job_can_have_is_refused(type: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot handle the type .*: it must"):
+
+        @job_handler(type)
+        def send(job: Any, lease: Any) -> None: ...
+
+
 @pytest.fixture
 def celery_tasks() -> Any:
     """Celery tasks that a test declares are gone after it."""

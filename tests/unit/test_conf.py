@@ -276,8 +276,11 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"JOB_RETRY_BACKOFF_MS_MAX": "x"}, "JOBREAPER['JOB_RETRY_BACKOFF_MS_MAX']"),
     ({"STAGES": ["asr"]}, "JOBREAPER['STAGES']"),
     ({"STAGES": {"asr": "4h"}}, "JOBREAPER['STAGES']['asr']"),
-    ({"STAGES": {"": {}}}, "JOBREAPER['STAGES']"),
-    ({"STAGES": {5: {}}}, "JOBREAPER['STAGES']"),
+    ({"STAGES": {"": {}}}, "a stage in JOBREAPER['STAGES']"),
+    ({"STAGES": {5: {}}}, "a stage in JOBREAPER['STAGES']"),
+    ({"STAGES": {"a\x00b": {}}}, "a stage in JOBREAPER['STAGES']"),
+    ({"STAGES": {"a\ud800": {}}}, "a stage in JOBREAPER['STAGES']"),
+    ({"a\ud800_SLA_FACTOR": 1}, "the name of a stage's factor"),
     ({"STAGES": {"asr": {"lease": 0}}}, "JOBREAPER['STAGES']['asr']['lease']"),
     ({"STAGES": {"asr": {"sla_factor": "x"}}}, "JOBREAPER['STAGES']['asr']['sla_factor']"),
     ({"STAGES": {"asr": {"max_runtime": 0}}}, "JOBREAPER['STAGES']['asr']['max_runtime']"),
@@ -287,6 +290,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"STAGES": {"asr": {"ttl": 0}}}, "JOBREAPER['STAGES']['asr']['ttl']"),
     ({"STAGES": {"asr": {"max_running": 0}}}, "JOBREAPER['STAGES']['asr']['max_running']"),
     ({"STAGES": {"asr": {"queue": ""}}}, "JOBREAPER['STAGES']['asr']['queue']"),
+    ({"STAGES": {"asr": {"queue": "a\x00b"}}}, "JOBREAPER['STAGES']['asr']['queue']"),
     ({"STAGES": {"asr": {"priority": "9"}}}, "JOBREAPER['STAGES']['asr']['priority']"),
     ({"RETENTION": 7}, "JOBREAPER['RETENTION']"),
     ({"RETENTION": {"success": "x"}}, "JOBREAPER['RETENTION']['success']"),
@@ -427,6 +431,8 @@ def test_whatever_is_given_the_answer_is_settings_and_problems(
 ) -> None:
     settings, problems = conf.read(given, environment)
     assert json.loads(settings.policies_json)
+    assert "\x00" not in "".join(settings.stages)
+    assert "".join(settings.stages).encode()
     assert all(p.message and p.hint for p in problems)
     # A value in the object is always one that passed.
     assert settings.max_attempts >= 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from jobreaper.management.options import add_table_option, table_named
+from jobreaper.management.options import add_table_option, name, table_named
 from jobreaper.pauses import pause, paused
 
 
@@ -20,7 +20,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument(
-            "name", nargs="?", help="the stage, or the type; without it, list what is paused"
+            "name",
+            type=name,
+            nargs="?",
+            help="the stage, or the type; without it, list what is paused",
         )
         add_table_option(parser)
         parser.add_argument("--reason", help="why, for others to read")

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from jobreaper.management.options import add_table_option, table_named
+from jobreaper.management.options import add_table_option, name, table_named
 from jobreaper.pauses import resume
 
 
@@ -19,7 +19,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("name", help="the stage, or the type")
+        parser.add_argument("name", type=name, help="the stage, or the type")
         add_table_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobreaper.exceptions import ConfigurationError
-from jobreaper.management.options import BAD_USAGE, CheckedCommand, at_least_one, seconds
+from jobreaper.management.options import BAD_USAGE, CheckedCommand, at_least_one, name, seconds
 from jobreaper.work import DEFAULT_BATCH, DEFAULT_POLL_SEC, Worker
 
 
@@ -34,6 +34,7 @@ class Command(CheckedCommand):
         )
         parser.add_argument(
             "--type",
+            type=name,
             action="append",
             dest="types",
             metavar="T",
@@ -41,6 +42,7 @@ class Command(CheckedCommand):
         )
         parser.add_argument(
             "--stage",
+            type=name,
             action="append",
             dest="stages",
             metavar="S",
