@@ -93,7 +93,7 @@ def connect() -> None:
         (signals.pause_changed, _pause_changed),
         (signals.pass_finished, _pass_finished),
     ):
-        signal.connect(receiver, dispatch_uid=f"{signals.BATCH_UID}logs.{receiver.__name__}")
+        signal.connect(receiver, dispatch_uid=signals.OwnReceiver(f"logs.{receiver.__name__}"))
 
 
 def _log(event: str, *, level: int | None = None, **pairs: Any) -> None:

@@ -60,7 +60,9 @@ def connect() -> None:
         signal.connect(receiver, dispatch_uid=f"jobreaper.tracing.{receiver.__name__}")
     for signal, outcome in _ENDINGS.items():
         signal.connect(
-            partial(_note_outcome, outcome=outcome), weak=False, dispatch_uid="jobreaper.tracing"
+            partial(_note_outcome, outcome=outcome),
+            weak=False,
+            dispatch_uid=signals.OwnReceiver("tracing"),
         )
     before_task_publish.connect(_carry, dispatch_uid="jobreaper.tracing")
 

@@ -781,7 +781,8 @@ def test_the_event_of_a_job_in_a_group_says_how_long_it_waited_and_ran(jobs: Row
     assert details["locked_by"]
 
 
-def test_who_listens_for_each_job_hears_of_each(jobs: Rows) -> None:
+@pytest.mark.parametrize("uid", [None, "jobreaper.shop"])
+def test_who_listens_for_each_job_hears_of_each(uid: str | None, jobs: Rows) -> None:
     made = enqueue_many([{}] * 3, type="idle").ids
     heard: list[Any] = []
 
@@ -791,13 +792,15 @@ def test_who_listens_for_each_job_hears_of_each(jobs: Rows) -> None:
     def finished(lease: Any, details: Any, **_: Any) -> None:
         heard.append(("finished", lease.pk, details["duration_ms"]))
 
-    signals.job_claimed.connect(claimed)
-    signals.job_finished.connect(finished)
+    listened_to = [signals.job_claimed, signals.job_finished]
+    assert not any(map(signals.wanted_one_by_one, listened_to)), "only the package listens"
+    signals.job_claimed.connect(claimed, dispatch_uid=uid)
+    signals.job_finished.connect(finished, dispatch_uid=uid)
     try:
         finish_group(take(3))
     finally:
-        signals.job_claimed.disconnect(claimed)
-        signals.job_finished.disconnect(finished)
+        signals.job_claimed.disconnect(claimed, dispatch_uid=uid)
+        signals.job_finished.disconnect(finished, dispatch_uid=uid)
     assert heard == [("claimed", pk) for pk in made] + [("finished", pk, 2000) for pk in made]
 
 
