@@ -21,7 +21,7 @@ from django.db import DatabaseError, Error, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
-from jobreaper import conf, guard, signals, totals
+from jobreaper import conf, guard, signals, totals, values
 from jobreaper.db import (
     UNMIGRATED_SQLSTATES,
     connection_for,
@@ -148,19 +148,18 @@ def reap(
 
     Raises:
         UnknownTable: there is no such job table.
-        ValueError: ``batch_size`` is less than 1.
+        ValueError: ``batch_size`` is less than 1, or beyond all bounds.
         UnsupportedDatabase: a job table is not in PostgreSQL.
         ConfigurationError: a setting is wrong.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+    rows = values.batch_size(DEFAULT_BATCH_SIZE if batch_size is None else batch_size)
     chosen = named(tables)
     by_alias: dict[str, list[JobTable]] = defaultdict(list)
     for table in chosen:
         by_alias[database or table.alias].append(table)
     run = _Pass(
         result=PassResult({table.name: TableResult() for table in chosen}, dry_run=dry_run),
-        batch_size=batch_size or DEFAULT_BATCH_SIZE,
+        batch_size=rows,
         hold=hold,
         trigger=trigger,
         progress=progress,

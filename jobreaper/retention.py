@@ -18,7 +18,7 @@ from django.db import Error, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.sql import SQL, Composable, Identifier
 
-from jobreaper import conf, rendering, sql
+from jobreaper import conf, rendering, sql, values
 from jobreaper.db import connection_for, fetch_within, in_words, retrying
 from jobreaper.models import Job, JobEvent, ReaperPass
 from jobreaper.states import TERMINAL, Status
@@ -71,11 +71,10 @@ def prune(
     Database errors do not raise: they are in the result, and the next prune goes on.
 
     Raises:
-        ValueError: ``batch_size`` is less than 1.
+        ValueError: ``batch_size`` is less than 1, or beyond all bounds.
         ConfigurationError: a setting is wrong.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+    values.batch_size(batch_size)
     ends_at = None if budget_sec is None else time.monotonic() + budget_sec
     result = PruneResult(dry_run=dry_run)
     tables = job_tables()

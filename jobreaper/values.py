@@ -15,6 +15,9 @@ from jobreaper.states import OnExpiry
 
 T = TypeVar("T")
 
+# More rows a statement than this is a typing error, and PostgreSQL counts no further than bigint.
+MOST_ROWS: Final = 2**31 - 1
+
 _UNITS_SEC: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 
@@ -81,6 +84,13 @@ def count(value: object) -> int:
     if not 1 <= number <= 32767:
         raise ValueError("it must be between 1 and 32767")
     return number
+
+
+def batch_size(value: int) -> int:
+    """Return a number of rows a statement."""
+    if not 1 <= value <= MOST_ROWS:
+        raise ValueError(f"batch_size must be at least 1 and at most {MOST_ROWS}, not {value}")
+    return value
 
 
 def factor(value: object) -> float:

@@ -11,10 +11,13 @@ from django.db import connections
 from jobreaper import values
 from jobreaper.exceptions import UnknownTable
 from jobreaper.models import Job
+from jobreaper.policies import LONGEST_MS
 from jobreaper.tables import JobTable, named
 
 ERROR: Final = 1
 BAD_USAGE: Final = 2
+
+LONGEST_SEC: Final = LONGEST_MS / 1000
 
 
 class CheckedCommand(BaseCommand):
@@ -32,13 +35,15 @@ class CheckedCommand(BaseCommand):
 
 
 def at_least_one(text: str) -> int:
-    """Return the whole number that an option names."""
+    """Return the whole number that an option names, from 1 to ``values.MOST_ROWS``."""
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
+    if number > values.MOST_ROWS:
+        raise argparse.ArgumentTypeError(f"it must be at most {values.MOST_ROWS}")
     return number
 
 
@@ -56,8 +61,10 @@ def seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
-    if not 0 < number < float("inf"):
+    if not number > 0:
         raise argparse.ArgumentTypeError("it must be more than 0")
+    if number > LONGEST_SEC:
+        raise argparse.ArgumentTypeError("it must not be longer than a year")
     return number
 
 
