@@ -54,6 +54,9 @@ FIRST_RETRY_SEC: Final = 0.1
 # steps over locked rows: the server ends such a transaction.
 IDLE_TIMEOUT: Final = "5s"
 
+# Of the rows that cannot be written so many of a table are named, and the others counted.
+MOST_NAMED_ROWS: Final = 20
+
 # Longer texts are cut: a fail_reason of megabytes would be read with every row of a list.
 LONGEST_TEXT: Final = 10_000
 
@@ -96,8 +99,10 @@ def fetch_within(
     *,
     lock_timeout_sec: float,
     statement_timeout_sec: float,
+    check: Callable[[list[tuple[Any, ...]]], object] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Send one statement that waits and runs no longer than the timeouts, and return its rows.
+    """Send one statement that waits and runs no longer than the timeouts, and return its rows. What
+    ``check`` of them raises undoes it.
 
     The timeouts hold until the transaction ends, so nothing is left behind on a connection of
     pgbouncer's. In a transaction of the caller's the former values are put back.
@@ -115,6 +120,8 @@ def fetch_within(
             },
         )
         rows = fetch(connection, statement, params)
+        if check is not None:
+            check(rows)
         if nested:
             fetch(
                 connection,

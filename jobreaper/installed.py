@@ -20,7 +20,7 @@ from psycopg.sql import Literal as SqlLiteral
 
 from jobreaper import conf, rendering, sql
 from jobreaper.base import LATE_AFTER_BEATS
-from jobreaper.db import fetch
+from jobreaper.db import MOST_NAMED_ROWS, TRANSIENT_SQLSTATES, fetch
 from jobreaper.dbobjects import MARK, Installed
 from jobreaper.jobtable import JobTable
 from jobreaper.states import Trigger
@@ -77,8 +77,10 @@ _REAP: Final = {
     "reaper": "('sql:' || pg_backend_pid())",
 }
 _REAP_ONE: Final = {**_REAP, "only": "ARRAY[candidate.id]"}
-# The classes of errors that one row may cause: its data, a constraint, a view's check, a trigger.
-FAULTS_OF_ROWS: Final = ("22", "23", "44", "P0")
+_REAP_NONE: Final = {**_REAP, "only": "'{{}}'"}
+_REAP_UNTRIED: Final = {**_REAP, "skip": "this_call.tried"}
+# How long a call looks for a row that can be written; it holds its locks as long.
+SEARCH_TIME: Final = "interval '30 s'"
 
 
 def policies(connection: BaseDatabaseWrapper) -> Installed:
@@ -294,7 +296,10 @@ class _Maker:
     def _reap(self, render: Any, statement: str, **overriding: Composable) -> Installed:
         name = self._name("reap")
         text = render(self.table, statement, rendering.SKIP_LOCKED, **overriding)
-        dry_run = render(self.table, f"{statement}_dry_run", rendering.NO_LOCK, **overriding)
+        # By lot: a call cannot know what an earlier one has tried in vain.
+        dry_run = render(
+            self.table, f"{statement}_dry_run", rendering.NO_LOCK, by_lot=True, **overriding
+        )
         grace_sec = conf.settings().recovery_grace_sec
         known = SQL("(SELECT array_agg(policy.stage) FROM {})").format(self.policy_rows)
         stages = {"known_stages": known.as_string(None)}
@@ -304,9 +309,13 @@ class _Maker:
             "grace_sec": SqlLiteral(grace_sec),
             "grace_in_words": SqlLiteral(f"{grace_sec:g}"),
             "statement_for_one": self._inside(text, _REAP_ONE, name),
-            "candidates": self._inside(dry_run, _REAP, name),
+            "statement_for_none": self._inside(text, _REAP_NONE, name),
+            "candidates": self._inside(dry_run, _REAP_UNTRIED, name),
+            "id_type": SQL(rendering.id_type(self.table)),
+            "transient_sqlstates": SQL(", ").join(map(SqlLiteral, sorted(TRANSIENT_SQLSTATES))),
+            "search_time": SQL(SEARCH_TIME),
+            "most_named_rows": SqlLiteral(MOST_NAMED_ROWS),
             "reaped_row": sql.compose("fragments/reaped_row", {"function": self._label(name)}),
-            "faults_of_rows": SQL(", ").join(map(SqlLiteral, FAULTS_OF_ROWS)),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),
             "name_stages": self._inside(rendering.totals("name_stages"), stages, name),

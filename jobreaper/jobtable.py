@@ -239,6 +239,13 @@ class JobTable:
         return rendering.reclaim(self, "reclaim_dry_run", rendering.NO_LOCK)
 
     @cached_property
+    def reap_by_lot_statement(self) -> str:
+        """The verdicts on a batch from anywhere, with nothing locked."""
+        if self.can_be_leased:
+            return rendering.reap(self, "reap_dry_run", rendering.NO_LOCK, by_lot=True)
+        return rendering.reclaim(self, "reclaim_dry_run", rendering.NO_LOCK, by_lot=True)
+
+    @cached_property
     def oldest_due_age_statement(self) -> str:
         """How long the oldest due job has waited, in a table with leases."""
         return rendering.oldest_due_age(self)

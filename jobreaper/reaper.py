@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 
 from jobreaper import conf, guard, signals, totals, values
 from jobreaper.db import (
-    UNMIGRATED_SQLSTATES,
+    MOST_NAMED_ROWS,
     connection_for,
     fetch_within,
     in_words,
@@ -48,10 +48,12 @@ LOCK_TIMEOUT_SEC: Final = 0.5
 STATEMENT_TIMEOUT_SEC: Final = 30.0
 # A dry run looks at everything in one statement.
 DRY_RUN_TIMEOUT_SEC: Final = 300.0
-# query_canceled: by the timeout above
-TABLE_SQLSTATES: Final = UNMIGRATED_SQLSTATES | {"57014"}
-# Beyond this many rows that cannot be written it is the table that is at fault.
-MOST_BAD_ROWS: Final = 20
+# A statement ended by such a timeout. Trying its rows one by one would take as long again.
+QUERY_CANCELED: Final = "57014"
+# What a table has to get around rows that cannot be written, however little of the pass is left.
+LEAST_SEARCH_SEC: Final = 5.0
+# Where so many of the oldest rows cannot be written, and none can, others are tried by lot.
+ENOUGH_IN_VAIN: Final = 20
 
 
 class ReapedJob(NamedTuple):
@@ -79,6 +81,11 @@ class TableResult:
     errors: list[str] = field(default_factory=list)
     duration_ms: float = 0.0
 
+    def take(self, jobs: Iterable[ReapedJob]) -> None:
+        """Note the keys of jobs that were reaped."""
+        for job in jobs:
+            (self.requeued if job.fail_code is None else self.failed).append(job.pk)
+
 
 @dataclass
 class PassResult:
@@ -92,7 +99,7 @@ class PassResult:
 
     @property
     def held(self) -> bool:
-        """Whether nothing was reaped, on purpose."""
+        """Whether nothing was reaped, or nothing more, on purpose."""
         return self.held_reason is not None
 
     @property
@@ -164,6 +171,7 @@ def reap(
         trigger=trigger,
         progress=progress,
         ends_at=time.monotonic() + conf.settings().reaper_interval_sec,
+        tables_to_go=len(chosen),
     )
     started = time.monotonic()
     for alias, tables_of_alias in by_alias.items():
@@ -172,6 +180,18 @@ def reap(
     if not dry_run:
         signals.pass_finished.send_robust(PassResult, result=run.result, trigger=trigger)
     return run.result
+
+
+class _Held(Exception):
+    """Nothing must be reaped; its text is the reason."""
+
+
+class _ReapedBefore(Exception):
+    """A batch took rows that this pass has reaped already, and was rolled back."""
+
+    def __init__(self, keys: Iterable[Any]) -> None:
+        super().__init__()
+        self.keys = list(keys)
 
 
 @dataclass
@@ -186,6 +206,7 @@ class _Pass:
     trigger: Trigger
     progress: Callable[[str, int], object] | None
     ends_at: float
+    tables_to_go: int
 
     def over(self, connection: BaseDatabaseWrapper, tables: Sequence[JobTable]) -> None:
         """Reap the tables of one database and record the pass there."""
@@ -193,10 +214,12 @@ class _Pass:
         held_reason = None
         errors: list[str] = []
         try:
-            if self.hold:
-                held_reason = retrying(connection, lambda _: guard.reason_to_hold(connection))
-            for table in tables if held_reason is None else ():
+            retrying(connection, lambda _: self._ask_guard(connection))
+            for table in tables:
                 self._reap_table(connection, table)
+                self.tables_to_go -= 1
+        except _Held as held:
+            held_reason = str(held)
         except Error as error:
             errors.append(in_words(error))
             logger.warning("pass failed: %s", in_words(error))
@@ -205,95 +228,57 @@ class _Pass:
         if not self.result.dry_run:
             self._record(connection, tables, time.monotonic() - started, held_reason, errors)
 
+    def _ask_guard(self, connection: BaseDatabaseWrapper) -> None:
+        """Raise ``_Held`` where nothing must be reaped now."""
+        if self.hold and (reason := guard.reason_to_hold(connection)):
+            raise _Held(reason)
+
+    def retrying(
+        self, connection: BaseDatabaseWrapper, send: Callable[[], list[ReapedJob]]
+    ) -> list[ReapedJob]:
+        """Call ``send`` until it succeeds, and ask the guard before each further call: what was in
+        the way may have been a restart.
+        """
+        tries = 0
+
+        def send_guarded(_: bool) -> list[ReapedJob]:
+            nonlocal tries
+            tries += 1
+            if tries > 1:
+                self._ask_guard(connection)
+            return send()
+
+        return retrying(connection, send_guarded)
+
+    def look(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: JobTable,
+        *,
+        batch: int | None = None,
+        skip: Sequence[Any] = (),
+        by_lot: bool = False,
+    ) -> list[ReapedJob]:
+        """Return what a pass would do, and change nothing."""
+        statement = table.reap_by_lot_statement if by_lot else table.reap_dry_run_statement
+        params = {"batch": batch, "skip": list(skip), "only": None}
+        return self.retrying(
+            connection, lambda: _send(connection, statement, params, DRY_RUN_TIMEOUT_SEC)
+        )
+
     def _reap_table(self, connection: BaseDatabaseWrapper, table: JobTable) -> None:
         started = time.monotonic()
         outcome = self.result.tables[table.name]
         try:
             if self.result.dry_run:
-                self._take(table, _dry_run(connection, table))
+                outcome.take(self.look(connection, table))
             else:
-                self._reap_batches(connection, table, outcome)
+                _TablePass(self, connection, table, outcome, self.ends_at).reap()
         except Error as error:
             outcome.errors.append(table.in_words(error))
             logger.warning("pass over %s failed: %s", table.name, outcome.errors[-1])
-        outcome.duration_ms = (time.monotonic() - started) * 1000
-
-    def _reap_batches(
-        self, connection: BaseDatabaseWrapper, table: JobTable, outcome: TableResult
-    ) -> None:
-        bad_rows: list[Any] = []
-        while True:
-            try:
-                jobs = self._reap_batch(connection, table, skip=bad_rows)
-            except DatabaseError as error:
-                if is_transient(connection, error) or _is_the_tables_fault(error):
-                    raise
-                bad_rows += self._reap_around_bad_rows(connection, table, outcome, bad_rows)
-                continue
-            if len(jobs) < self.batch_size:
-                return
-            if self.progress is not None:
-                self.progress(table.name, len(outcome.requeued) + len(outcome.failed))
-            if time.monotonic() >= self.ends_at:
-                logger.info("pass over %s: time is spent, the next pass goes on", table.name)
-                return
-
-    def _reap_batch(
-        self,
-        connection: BaseDatabaseWrapper,
-        table: JobTable,
-        *,
-        skip: Sequence[Any] = (),
-        only: Sequence[Any] | None = None,
-    ) -> list[ReapedJob]:
-        jobs = retrying(
-            connection,
-            lambda _: _send(
-                connection,
-                table.reap_statement,
-                {"batch": self.batch_size, "skip": list(skip), "only": only},
-                STATEMENT_TIMEOUT_SEC,
-            ),
-        )
-        self._take(table, jobs)
-        announce(connection, table, jobs)
-        return jobs
-
-    def _reap_around_bad_rows(
-        self,
-        connection: BaseDatabaseWrapper,
-        table: JobTable,
-        outcome: TableResult,
-        known: Sequence[Any],
-    ) -> list[Any]:
-        """Reap a batch that holds rows which cannot be written, by halving it until each stands
-        alone, and return their keys.
-        """
-        expired = _dry_run(connection, table, batch=self.batch_size, skip=known)
-        bad_rows: list[Any] = []
-        parts = [[job.pk for job in expired]]
-        while parts:
-            part = parts.pop()
-            try:
-                self._reap_batch(connection, table, only=part)
-            except DatabaseError as error:
-                if is_transient(connection, error):
-                    raise
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
-                    continue
-                if not part or len(known) + len(bad_rows) >= MOST_BAD_ROWS:
-                    raise
-                bad_rows += part
-                outcome.errors.append(f"job {part[0]}: {in_words(error)}")
-                logger.error("cannot reap %s %s: %s", table.name, part[0], in_words(error))
-        return bad_rows
-
-    def _take(self, table: JobTable, jobs: Iterable[ReapedJob]) -> None:
-        outcome = self.result.tables[table.name]
-        for job in jobs:
-            (outcome.requeued if job.fail_code is None else outcome.failed).append(job.pk)
+        finally:
+            outcome.duration_ms = (time.monotonic() - started) * 1000
 
     def _record(
         self,
@@ -339,6 +324,135 @@ class _Pass:
         on_commit(connection, partial(_fold, connection))
 
 
+@dataclass
+class _TablePass:
+    """The pass over one table on its way. ``left`` holds the keys that it goes without from now on:
+    of rows that cannot be written, are locked, or are as they were though they have been reaped.
+    """
+
+    run: _Pass
+    connection: BaseDatabaseWrapper
+    table: JobTable
+    outcome: TableResult
+    ends_at: float
+    reaped: set[Any] = field(default_factory=set)
+    left: list[Any] = field(default_factory=list)
+    bad_rows: int = 0
+    in_trouble: bool = False
+    by_lot: bool = False
+
+    def reap(self) -> None:
+        """Send batch after batch until nothing is left or the time is spent."""
+        try:
+            while self._reap_some():
+                if self.run.progress is not None:
+                    self.run.progress(self.table.name, len(self.reaped))
+                if time.monotonic() >= self.ends_at:
+                    logger.info(
+                        "pass over %s: time is spent, the next pass goes on", self.table.name
+                    )
+                    return
+        finally:
+            if self.bad_rows > MOST_NAMED_ROWS:
+                more = f"{self.bad_rows - MOST_NAMED_ROWS:,} more rows cannot be written"
+                self.outcome.errors.append(more)
+                logger.error("cannot reap %s: %s", self.table.name, more)
+
+    def _reap_some(self) -> bool:
+        """Reap a batch, or around its bad rows; return whether there may be more. Where there may,
+        some rows have been reaped or are ``left``, so that this comes to an end.
+        """
+        try:
+            return len(self._reap_batch(skip=self.left)) >= self.run.batch_size
+        except _ReapedBefore as before:
+            logger.warning(
+                "%s: %d jobs have run out again within the pass, the next pass goes on",
+                self.table.name,
+                len(before.keys),
+            )
+            self.left += before.keys
+        except DatabaseError as error:
+            if not self._may_be_a_rows_fault(error):
+                raise
+            self._reap_around_bad_rows(error)
+        return True
+
+    def _reap_around_bad_rows(self, refusal: DatabaseError) -> None:
+        """Reap a batch that holds rows which cannot be written, by halving it until each stands
+        alone.
+        """
+        if not self.in_trouble:
+            self.in_trouble = True
+            # A table that refuses even this is itself at fault.
+            self._reap_batch(only=[])
+            now = time.monotonic()
+            share = (self.run.ends_at - now) / self.run.tables_to_go
+            self.ends_at = now + max(share, LEAST_SEARCH_SEC)
+        most = min(self.run.batch_size, DEFAULT_BATCH_SIZE)
+        found = self.run.look(
+            self.connection, self.table, batch=most, skip=self.left, by_lot=self.by_lot
+        )
+        if not found:
+            raise refusal
+        self.left += [job.pk for job in found if job.pk in self.reaped]
+        parts = [[job.pk for job in found if job.pk not in self.reaped]]
+        left_before, reaped_before = len(self.left), len(self.reaped)
+        while parts and time.monotonic() < self.ends_at:
+            in_vain = len(self.left) - left_before
+            if in_vain >= ENOUGH_IN_VAIN and len(self.reaped) == reaped_before and not self.by_lot:
+                break
+            part = parts.pop()
+            try:
+                self._reap_batch(only=part)
+                self.left += [key for key in part if key not in self.reaped]
+            except DatabaseError as error:
+                if not self._may_be_a_rows_fault(error):
+                    raise
+                if len(part) > 1:
+                    # The later half first: rows that cannot be written grow old.
+                    middle = len(part) // 2
+                    parts += [part[:middle], part[middle:]]
+                else:
+                    self._name(part[0], error)
+                    self.left += part
+        if parts and not self.bad_rows:
+            raise refusal
+        self.by_lot = len(self.reaped) == reaped_before
+
+    def _name(self, key: Any, error: DatabaseError) -> None:
+        self.bad_rows += 1
+        if self.bad_rows <= MOST_NAMED_ROWS:
+            self.outcome.errors.append(f"job {key}: {in_words(error)}")
+            logger.error("cannot reap %s %s: %s", self.table.name, key, in_words(error))
+
+    def _may_be_a_rows_fault(self, error: DatabaseError) -> bool:
+        was_canceled = getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED
+        return not (was_canceled or is_transient(self.connection, error))
+
+    def _reap_batch(
+        self, *, skip: Sequence[Any] = (), only: Sequence[Any] | None = None
+    ) -> list[ReapedJob]:
+        params = {"batch": self.run.batch_size, "skip": list(skip), "only": only}
+        jobs = self.run.retrying(
+            self.connection,
+            lambda: _send(
+                self.connection,
+                self.table.reap_statement,
+                params,
+                STATEMENT_TIMEOUT_SEC,
+                check=self._refuse_reaped,
+            ),
+        )
+        self.reaped.update(job.pk for job in jobs)
+        self.outcome.take(jobs)
+        announce(self.connection, self.table, jobs)
+        return jobs
+
+    def _refuse_reaped(self, rows: list[tuple[Any, ...]]) -> None:
+        if before := self.reaped.intersection(row[0] for row in rows):
+            raise _ReapedBefore(before)
+
+
 def announce(connection: BaseDatabaseWrapper, table: JobTable, jobs: list[ReapedJob]) -> None:
     """Send ``job_reaped`` once the reap is committed."""
     if jobs:
@@ -351,26 +465,12 @@ def _fold(connection: BaseDatabaseWrapper) -> None:
         totals.fold(connection)
 
 
-def _dry_run(
-    connection: BaseDatabaseWrapper,
-    table: JobTable,
-    *,
-    batch: int | None = None,
-    skip: Sequence[Any] = (),
-) -> list[ReapedJob]:
-    return retrying(
-        connection,
-        lambda _: _send(
-            connection,
-            table.reap_dry_run_statement,
-            {"batch": batch, "skip": list(skip), "only": None},
-            DRY_RUN_TIMEOUT_SEC,
-        ),
-    )
-
-
 def _send(
-    connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any], timeout_sec: float
+    connection: BaseDatabaseWrapper,
+    statement: str,
+    params: dict[str, Any],
+    timeout_sec: float,
+    check: Callable[[list[tuple[Any, ...]]], object] | None = None,
 ) -> list[ReapedJob]:
     rows = fetch_within(
         connection,
@@ -378,10 +478,6 @@ def _send(
         {**params, "policies": conf.settings().policies_json, "reaper": worker_id()},
         lock_timeout_sec=LOCK_TIMEOUT_SEC,
         statement_timeout_sec=timeout_sec,
+        check=check,
     )
     return list(map(ReapedJob._make, rows))
-
-
-def _is_the_tables_fault(error: Exception) -> bool:
-    """Return whether no row can be to blame: it ran too long, or the table is not as it should."""
-    return getattr(error.__cause__, "sqlstate", None) in TABLE_SQLSTATES

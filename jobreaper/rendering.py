@@ -57,16 +57,24 @@ def leased(table: JobTable, name: str, **overriding: Composable) -> str:
     return sql.render(f"statements/{name}", leased_parts(table, **overriding))
 
 
-def reap(table: JobTable, name: str, lock: Composable, **overriding: Composable) -> str:
-    """Return the statement of a pass over a table with leases."""
+def reap(
+    table: JobTable, name: str, lock: Composable, *, by_lot: bool = False, **overriding: Composable
+) -> str:
+    """Return the statement of a pass over a table with leases: oldest first, or ``by_lot``."""
     parts = {**leased_parts(table, **overriding), "lock": lock}
+    parts["order"] = _order(SQL("job.{}").format(parts["lease_expires_at"]), by_lot)
     return sql.render(f"statements/{name}", _with(parts, "verdicts"))
 
 
-def reclaim(table: JobTable, name: str, lock: Composable) -> str:
-    """Return the statement of a pass over a table without leases."""
+def reclaim(table: JobTable, name: str, lock: Composable, *, by_lot: bool = False) -> str:
+    """Return the statement of a pass over a table without leases: oldest first, or ``by_lot``."""
     parts = {**reclaim_parts(table), "lock": lock}
+    parts["order"] = _order(parts["last_seen_at"], by_lot)
     return sql.render(f"statements/{name}", _with(parts, "chosen", "stale", "reclaimed_columns"))
+
+
+def _order(time: Composable, by_lot: bool) -> Composable:
+    return sql.compose("fragments/by_lot", {"time": time}) if by_lot else time
 
 
 def totals(name: str) -> str:

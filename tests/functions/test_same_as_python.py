@@ -1,6 +1,6 @@
 """What the functions write is what Python writes: rows, events, epochs, backoff, verdicts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -10,6 +10,7 @@ from django.test import override_settings
 
 import jobreaper
 from jobreaper import conf
+from jobreaper.db import MOST_NAMED_ROWS
 from jobreaper.models import ReaperPass
 from project.media.models import Job
 from tests.rows import TIMES, Rows, ago, ahead
@@ -298,6 +299,80 @@ def test_a_row_that_a_triggers_assertion_refuses_stops_no_other(jobs: Rows, by: 
         jobs.sql("DROP FUNCTION doubt CASCADE")
     assert [jobs.row(key)["status"] for key in (bad, good)] == ["processing", "queued"]
     assert ReaperPass.objects.get().error == f"jobs: job {bad}: doubt"
+
+
+@pytest.fixture
+def curse(jobs: Rows) -> Iterator[Callable[..., None]]:
+    """Make updates of `jobs` fail."""
+
+    def cast(each: str, code: str = "P0001") -> None:
+        jobs.sql(f"""
+            CREATE FUNCTION curse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE 'cursed' USING ERRCODE = '{code}'; END $$
+        """)
+        jobs.sql(
+            f"CREATE TRIGGER curse BEFORE UPDATE ON jobs FOR EACH {each} EXECUTE FUNCTION curse()"
+        )
+
+    yield cast
+    jobs.sql("DROP FUNCTION IF EXISTS curse CASCADE")
+
+
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+def test_calls_until_nothing_comes_back_get_past_any_number_of_bad_rows(
+    jobs: Rows, curse: Callable[..., None], batch: int
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    for _ in range(MOST_NAMED_ROWS + 5):
+        jobs.plant_expired(stage="bad", lease_expires_at=ago(100))
+    good = [str(jobs.plant_expired()) for _ in range(5)]
+    reaped = []
+    while rows := jobs.sql("SELECT * FROM jobs_reap(%s)", batch):
+        reaped += [row["job_id"] for row in rows]
+    assert sorted(reaped) == sorted(good)
+    *named, rest = str(ReaperPass.objects.latest("id").error).splitlines()
+    assert len(named) == MOST_NAMED_ROWS
+    assert rest == "jobs: 5 more rows cannot be written"
+
+
+@pytest.mark.parametrize("code", ["42501", "42P01", "0A000", "XX001", "08000"])
+def test_a_row_is_passed_over_whatever_the_error(
+    jobs: Rows, curse: Callable[..., None], code: str
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')", code=code)
+    jobs.plant_expired(stage="bad", lease_expires_at=ago(100))
+    good = jobs.plant_expired()
+    assert [row["job_id"] for row in jobs.sql("SELECT * FROM jobs_reap()")] == [str(good)]
+
+
+def test_a_locked_row_beside_a_bad_one_ends_no_call_early(
+    jobs: Rows, curse: Callable[..., None], second_connection: psycopg.Connection[Any]
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    locked, _, good = (
+        jobs.plant_expired(stage=stage, lease_expires_at=ago(overdue))
+        for stage, overdue in (("locked", 100), ("bad", 50), ("good", 10))
+    )
+    second_connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [locked])
+    [row] = jobs.sql("SELECT * FROM jobs_reap(1)")
+    assert row["job_id"] == str(good)
+    assert jobs.sql("SELECT * FROM jobs_reap(1)") == []
+
+
+def test_what_will_pass_is_raised(jobs: Rows, curse: Callable[..., None]) -> None:
+    curse(each="ROW", code="40P01")
+    jobs.plant_expired()
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        jobs.sql("SELECT * FROM jobs_reap()")
+
+
+def test_the_error_of_a_table_that_refuses_every_update_is_raised(
+    jobs: Rows, curse: Callable[..., None]
+) -> None:
+    curse(each="STATEMENT", code="42501")
+    jobs.plant_expired()
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        jobs.sql("SELECT * FROM jobs_reap()")
 
 
 def test_an_error_of_the_whole_table_is_raised(jobs: Rows) -> None:

@@ -10,8 +10,9 @@ from django.db import connections
 from pytest_django import Settings
 
 from jobreaper import db, reap, reaper
+from jobreaper.db import MOST_NAMED_ROWS
 from jobreaper.models import Job as OwnJob
-from jobreaper.reaper import MOST_BAD_ROWS, PassResult
+from jobreaper.reaper import PassResult
 from project.media.models import AsrJob, Job
 from tests.rows import Rows, Sql, ago
 from tests.waiting import until
@@ -50,10 +51,10 @@ def test_a_table_locked_by_a_migration_stops_no_other(
 def curse(sql: Sql) -> Iterator[Any]:
     """Make updates of `jobs` fail."""
 
-    def cast(each: str) -> None:
-        sql("""
+    def cast(each: str, code: str = "P0001") -> None:
+        sql(f"""
             CREATE FUNCTION curse() RETURNS trigger LANGUAGE plpgsql AS $$
-            BEGIN RAISE 'cursed'; END $$
+            BEGIN RAISE 'cursed' USING ERRCODE = '{code}'; END $$
         """)
         sql(f"CREATE TRIGGER curse BEFORE UPDATE ON jobs FOR EACH {each} EXECUTE FUNCTION curse()")
 
@@ -209,17 +210,125 @@ def test_several_bad_rows_are_named_one_by_one(jobs: Rows, curse: Any) -> None:
     assert sorted(result.all_errors) == sorted(f"jobs: job {key}: cursed" for key in bad)
 
 
-def test_beyond_a_number_of_bad_rows_it_is_the_table_that_is_at_fault(
-    jobs: Rows, asr_jobs: Rows, curse: Any
+@pytest.mark.parametrize("batch_size", [1, 10, 1000])
+def test_any_number_of_bad_rows_stops_no_other(jobs: Rows, curse: Any, batch_size: int) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    for _ in range(MOST_NAMED_ROWS + 25):
+        jobs.plant_expired(stage="bad", lease_expires_at=ago(100))
+    good = [jobs.plant_expired() for _ in range(5)]
+    result = reap([Job], batch_size=batch_size)
+    assert sorted(result.requeued_ids["jobs"]) == good
+    *named, rest = result.all_errors
+    assert len(named) == MOST_NAMED_ROWS
+    assert rest == "jobs: 25 more rows cannot be written"
+
+
+def test_a_lost_job_whose_unique_place_is_taken_stops_no_other(jobs: Rows, sql: Sql) -> None:
+    sql("CREATE UNIQUE INDEX one_waiting ON jobs (stage) WHERE status = 'queued'")
+    try:
+        for n in range(30):
+            jobs.plant(stage=f"taken {n}")
+            jobs.plant_expired(stage=f"taken {n}", lease_expires_at=ago(100))
+        good = [jobs.plant_expired(stage=f"free {n}") for n in range(5)]
+        result = reap([Job])
+    finally:
+        sql("DROP INDEX one_waiting")
+    assert sorted(result.requeued_ids["jobs"]) == good
+
+
+def test_good_rows_are_found_among_more_bad_ones_than_there_is_time_for(
+    jobs: Rows, curse: Any, sql: Sql, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curse(each="ROW WHEN (OLD.stage = 'bad')")
-    for _ in range(MOST_BAD_ROWS + 5):
-        jobs.plant_expired(stage="bad")
+    settings.JOBREAPER = {"REAPER_INTERVAL_SEC": 0.000001, "RECOVERY_GRACE_SEC": 0}
+    monkeypatch.setattr(reaper, "LEAST_SEARCH_SEC", 4)
+    sql(
+        "INSERT INTO jobs (stage, status, lease_expires_at)"
+        " SELECT 'bad', 'processing', now() - interval '1 day' FROM generate_series(1, 20000)"
+    )
+    good = [jobs.plant_expired() for _ in range(5)]
+    result = reap([Job])
+    assert sorted(result.requeued_ids["jobs"]) == good
+    assert result.duration_ms < 8000
+
+
+def test_a_table_whose_rows_are_all_bad_is_given_up_when_its_time_is_spent(
+    jobs: Rows,
+    asr_jobs: Rows,
+    curse: Any,
+    sql: Sql,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    settings.JOBREAPER = {"REAPER_INTERVAL_SEC": 2, "RECOVERY_GRACE_SEC": 0}
+    monkeypatch.setattr(reaper, "LEAST_SEARCH_SEC", 0.1)
+    sql(
+        "INSERT INTO jobs (stage, status, lease_expires_at)"
+        " SELECT 'bad', 'processing', now() - interval '1 day' FROM generate_series(1, 20000)"
+    )
     key = asr_jobs.plant_expired()
-    result = reap_all()
-    assert result.requeued_ids["asr_jobs"] == [key]
-    assert len(result.all_errors) == MOST_BAD_ROWS + 1
-    assert result.all_errors[-1] == "jobs: cursed"
+    result = reap([Job, AsrJob])
+    assert result.requeued_ids == {"jobs": [], "asr_jobs": [key]}
+    assert len(result.all_errors) == MOST_NAMED_ROWS + 1
+    # The other table has its share of the pass's time.
+    assert result.tables["jobs"].duration_ms < 1500
+
+
+@pytest.mark.parametrize("code", ["42501", "42P01", "0A000", "XX001", "08000"])
+def test_a_row_is_passed_over_whatever_the_error(jobs: Rows, curse: Any, code: str) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')", code=code)
+    bad, good = jobs.plant_expired(stage="bad", lease_expires_at=ago(100)), jobs.plant_expired()
+    result = reap([Job])
+    assert result.requeued_ids["jobs"] == [good]
+    [error] = result.all_errors
+    assert error.startswith(f"jobs: job {bad}: cursed")
+
+
+def test_a_locked_row_beside_a_bad_one_is_left_to_the_next_pass(
+    jobs: Rows, curse: Any, second_connection: psycopg.Connection[Any]
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    locked, bad, good = (
+        jobs.plant_expired(stage=stage, lease_expires_at=ago(overdue))
+        for stage, overdue in (("locked", 100), ("bad", 50), ("good", 10))
+    )
+    second_connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [locked])
+    result = reap([Job], batch_size=1)
+    assert result.requeued_ids["jobs"] == [good]
+    assert result.all_errors == [f"jobs: job {bad}: cursed"]
+    second_connection.rollback()
+    assert reap([Job], batch_size=1).requeued_ids["jobs"] == [locked]
+
+
+@pytest.fixture
+def unchanged(sql: Sql) -> Iterator[None]:
+    """Let a reap of some rows of `jobs` be written as if it had not been."""
+    sql("""
+        CREATE FUNCTION stay() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RETURN OLD; END $$
+    """)
+    sql("""
+        CREATE TRIGGER stay BEFORE UPDATE ON jobs
+        FOR EACH ROW WHEN (OLD.stage = 'stays') EXECUTE FUNCTION stay()
+    """)
+    yield
+    sql("DROP FUNCTION stay CASCADE")
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_row_is_reaped_once_a_pass_whatever_becomes_of_it(
+    jobs: Rows, curse: Any, is_bad: bool
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    staying = [jobs.plant_expired(stage="stays", lease_expires_at=ago(100)) for _ in range(5)]
+    bad = [jobs.plant_expired(stage="bad", lease_expires_at=ago(50)) for _ in range(is_bad)]
+    good = [jobs.plant_expired() for _ in range(3)]
+    result = reap([Job], batch_size=2)
+    assert sorted(result.requeued_ids["jobs"]) == staying + good
+    assert result.all_errors == [f"jobs: job {key}: cursed" for key in bad]
+    assert [len(jobs.events(key)) for key in staying + good] == [1] * 8
 
 
 def test_a_bad_row_is_tried_again_by_the_next_pass(jobs: Rows, curse: Any, sql: Sql) -> None:
@@ -311,6 +420,33 @@ def test_a_reaper_whose_session_is_ended_connects_again(
     assert result.all_errors == []
     assert result.requeued_ids["jobs"] == [key]
     assert len(jobs.events(key)) == 1
+
+
+def test_a_server_that_comes_back_in_the_middle_of_a_pass_holds_the_rest_of_it(
+    jobs: Rows, asr_jobs: Rows, sql: Sql, settings: Settings
+) -> None:
+    sql(
+        "INSERT INTO jobreaper_passes (started_at, trigger, reaper, counts)"
+        " VALUES ('2001-01-01', 'beat', 'r', '{}')"
+    )
+    first, _, _ = (jobs.plant_expired(lease_expires_at=ago(s)) for s in (100, 50, 20))
+    asr_jobs.plant_expired()
+
+    def restart(table: str, reaped: int) -> None:
+        # For the guard any server has started within so long a grace.
+        settings.JOBREAPER = {"RECOVERY_GRACE_SEC": 999_999}
+        [row] = sql(
+            "SELECT pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE pid = %s",
+            connections["default"].connection.info.backend_pid,
+        )
+        assert row["ended"]
+
+    result = reap([Job, AsrJob], batch_size=1, progress=restart)
+    assert result.requeued_ids == {"jobs": [first], "asr_jobs": []}
+    assert "PostgreSQL came up" in str(result.held_reason)
+    assert result.all_errors == []
+    [row] = sql("SELECT * FROM jobreaper_passes WHERE started_at > '2001-01-02'")
+    assert (row["held"], row["requeued"], row["held_reason"]) == (True, 1, result.held_reason)
 
 
 def test_a_statement_that_takes_too_long_is_given_up_at_once(

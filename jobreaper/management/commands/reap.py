@@ -120,7 +120,6 @@ class Command(CheckedCommand):
     def _print(self, result: PassResult) -> None:
         if result.held_reason is not None:
             self.stdout.write(self.style.WARNING(f"held: {result.held_reason}"))
-            return
         would = "would be " if result.dry_run else ""
         for name, table in result.tables.items():
             if table.requeued or table.failed:
@@ -128,6 +127,8 @@ class Command(CheckedCommand):
                     f"{name}: {len(table.requeued):,} {would}requeued, "
                     f"{len(table.failed):,} {would}failed"
                 )
+        if result.held:
+            return
         clean = [name for name, table in result.tables.items() if not table.errors]
         if not (result.requeued or result.failed or result.errors) and (clean or not result.tables):
             self.stdout.write(f"nothing to reap in {', '.join(clean) or 'no tables'}")

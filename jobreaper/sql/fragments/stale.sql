@@ -12,7 +12,7 @@ stale AS MATERIALIZED (
      WHERE {is_processing}
        AND {last_seen_at} < statement_timestamp() - limits.ttl
        AND {chosen}
-     ORDER BY {last_seen_at}
+     ORDER BY {order}
      LIMIT %(batch)s
        {lock}
 ),

@@ -15,7 +15,7 @@ expired AS MATERIALIZED (
             OR job.{next_earliest_run_at} <= statement_timestamp()
             OR {attempts_of_job} >= {max_attempts_of_job})
        AND {chosen}
-     ORDER BY job.{lease_expires_at}
+     ORDER BY {order}
      LIMIT (SELECT %(batch)s::bigint)
        {lock}
 ),

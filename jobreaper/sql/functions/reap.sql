@@ -6,11 +6,16 @@ SET search_path = {search_path}
 SET TimeZone = {time_zone}
 AS $body$
 #variable_conflict use_column
+<<this_call>>
 DECLARE
     server record;
     -- Not named as the statements name a row: a column that is missing would be looked for in it.
     taken record;
     candidate record;
+    began timestamptz := clock_timestamp();
+    tried {id_type}[] := '{{}}';
+    tried_before int;
+    bad_rows int := 0;
     problems text[] := '{{}}';
     requeued int := 0;
     failed int := 0;
@@ -31,28 +36,47 @@ BEGIN
             END LOOP;
         -- OTHERS leaves out what an ASSERT of a trigger raises.
         EXCEPTION WHEN OTHERS OR assert_failure THEN
-            IF left(SQLSTATE, 2) NOT IN ({faults_of_rows}) THEN
+            IF SQLSTATE IN ({transient_sqlstates}) THEN
                 RAISE;
             END IF;
-            -- Some row cannot be written. Taken one at a time it stops no other.
-            FOR candidate IN
-                {candidates}
+            -- A table that refuses even this is itself at fault.
+            FOR taken IN
+                {statement_for_none}
             LOOP
-                BEGIN
-                    FOR taken IN
-                        {statement_for_one}
-                    LOOP
-                        {reaped_row}
-                    END LOOP;
-                EXCEPTION WHEN OTHERS OR assert_failure THEN
-                    IF left(SQLSTATE, 2) NOT IN ({faults_of_rows}) THEN
-                        RAISE;
-                    END IF;
-                    problems := problems
-                        || format('%s: job %s: %s', {table_name}, candidate.id, SQLERRM);
-                    RAISE WARNING 'cannot reap job %: % (%)', candidate.id, SQLERRM, SQLSTATE;
-                END;
             END LOOP;
+            -- Some row cannot be written. Taken one at a time it stops no other.
+            LOOP
+                tried_before := cardinality(tried);
+                FOR candidate IN
+                    {candidates}
+                LOOP
+                    EXIT WHEN clock_timestamp() > began + {search_time};
+                    tried := array_append(tried, candidate.id::{id_type});
+                    BEGIN
+                        FOR taken IN
+                            {statement_for_one}
+                        LOOP
+                            {reaped_row}
+                        END LOOP;
+                    EXCEPTION WHEN OTHERS OR assert_failure THEN
+                        IF SQLSTATE IN ({transient_sqlstates}) THEN
+                            RAISE;
+                        END IF;
+                        bad_rows := bad_rows + 1;
+                        IF bad_rows <= {most_named_rows} THEN
+                            problems := problems
+                                || format('%s: job %s: %s', {table_name}, candidate.id, SQLERRM);
+                            RAISE WARNING 'cannot reap job %: % (%)',
+                                candidate.id, SQLERRM, SQLSTATE;
+                        END IF;
+                    END;
+                END LOOP;
+                EXIT WHEN requeued + failed > 0 OR cardinality(tried) = tried_before;
+            END LOOP;
+            IF bad_rows > {most_named_rows} THEN
+                problems := problems || format('%s: %s more rows cannot be written',
+                    {table_name}, to_char(bad_rows - {most_named_rows}, 'FM999,999,999'));
+            END IF;
         END;
     END IF;
     INSERT INTO jobreaper_passes
