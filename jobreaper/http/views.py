@@ -9,8 +9,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
+from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.db import Error, connections, transaction
 from django.http import HttpRequest, JsonResponse
+from django.http.multipartparser import MultiPartParserError
 from django.http.request import UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
@@ -36,6 +38,10 @@ LONGEST_BODY: Final = 1024
 
 # What a button in a page of staff's sends has nothing to say but its CSRF token.
 FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
+CSRF_FIELD: Final = "csrfmiddlewaretoken"
+
+# What Django raises at a form that is broken, cut off or too large.
+UNREADABLE: Final = (BadRequest, MultiPartParserError, SuspiciousOperation, UnreadablePostError)
 
 # Passes that stay out so long are not late but gone.
 MISSED_PASSES: Final = 3
@@ -44,8 +50,9 @@ View = Callable[[HttpRequest], JsonResponse]
 
 
 def _endpoint(*methods: str) -> Callable[[View], View]:
-    """Return a decorator for a view that answers JSON, whatever happens, to these methods only, and
-    in no transaction of the request's: what is claimed must be seen by others at once.
+    """Return a decorator for a view that answers JSON, whatever the request and the database, to
+    these methods only, and in no transaction of the request's: what is claimed must be seen by
+    others at once.
     """
 
     def decorate(view: View) -> View:
@@ -62,6 +69,8 @@ def _endpoint(*methods: str) -> Callable[[View], View]:
                 answer = _error(refused.status, refused.error)
                 if refused.status == 401:
                     answer["WWW-Authenticate"] = "Bearer"
+            except UNREADABLE as error:
+                answer = _error(400, f"the request could not be read: {error}")
             except (Error, JobreaperError) as error:
                 said = in_words(error)
                 logger.warning("%s failed: %s", request.path, said)
@@ -132,6 +141,8 @@ def _wishes(request: HttpRequest) -> tuple[int, float]:
         Refused: the body is too long, or not what it should be.
     """
     if request.content_type in FORM_TYPES:
+        if {*request.POST, *request.FILES} - {CSRF_FIELD}:
+            raise Refused(415, "the body is a form: send JSON as Content-Type: application/json")
         return DEFAULT_LIMIT, DEFAULT_BUDGET_SEC
     try:
         # One byte more tells that there is more, whatever Content-Length says.

@@ -222,15 +222,21 @@ def test_where_no_token_is_set_none_is_right(seen: list[Any]) -> None:
     assert seen == []
 
 
+def csrf_token(client: Client) -> str:
+    """Return a token as a page of ours would hold it, and give the client its cookie."""
+    page = RequestFactory().get("/")
+    token = get_token(page)
+    client.cookies["csrftoken"] = page.META["CSRF_COOKIE"]
+    return token
+
+
 @pytest.mark.parametrize("token", [TOKEN, None])
 def test_staff_may_from_a_page_of_ours(token: str | None, staff: Client, seen: list[Any]) -> None:
     enqueue("mail")
     with override_settings(JOBREAPER={"TICK_TOKEN": token} if token else {}):
         assert tick(staff).status_code == 403
         assert seen == []
-        page = RequestFactory().get("/")
-        csrf = get_token(page)
-        staff.cookies["csrftoken"] = page.META["CSRF_COOKIE"]
+        csrf = csrf_token(staff)
         answer = staff.post(URL, headers={"x-csrftoken": csrf})
         assert answer.json()["succeeded"] == 1
         enqueue("mail")
@@ -299,6 +305,64 @@ def test_a_body_that_makes_no_sense_is_refused_and_runs_nothing(
     assert answer.status_code == 400, answer.content
     assert answer.json()["ok"] is False
     assert seen == []
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        # `curl -d '{"limit": 3}'` says so.
+        pytest.param(b'{"limit": 3}', FORM, id="JSON that is called a form"),
+        pytest.param(b"limit=3", FORM, id="a form"),
+        pytest.param(
+            b'--x\r\nContent-Disposition: form-data; name="limit"\r\n\r\n3\r\n--x--\r\n',
+            "multipart/form-data; boundary=x",
+            id="a form in parts",
+        ),
+    ],
+)
+@pytest.mark.parametrize("who", ["cron", "staff"])
+def test_wishes_in_a_form_are_refused_with_what_to_send_and_nothing_runs(
+    who: str, body: bytes, content_type: str, request: pytest.FixtureRequest, seen: list[Any]
+) -> None:
+    client = request.getfixturevalue(who)
+    enqueue("mail")
+    answer = client.post(
+        URL, body, content_type=content_type, headers={"x-csrftoken": csrf_token(client)}
+    )
+    assert (answer.status_code, seen) == (415, [])
+    assert "Content-Type: application/json" in answer.json()["error"]
+
+
+def test_an_empty_form_wishes_nothing(cron: Client, seen: list[Any]) -> None:
+    enqueue("mail")
+    assert cron.post(URL).json()["succeeded"] == 1
+    assert cron.post(URL, b"", content_type=FORM).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        pytest.param(b"xx", "multipart/form-data; boundary=", id="no boundary"),
+        pytest.param(b"xx", "multipart/form-data", id="no parts"),
+        pytest.param("&".join(f"f{n}=" for n in range(2000)).encode(), FORM, id="many fields"),
+        pytest.param(b"a" * 3_000_000, FORM, id="megabytes"),
+        pytest.param(b"a=b", f"{FORM}; charset=utf-16", id="another charset"),
+    ],
+)
+@pytest.mark.parametrize("who", ["cron", "staff"])
+def test_a_form_that_cannot_be_read_is_refused_in_json(
+    who: str, body: bytes, content_type: str, request: pytest.FixtureRequest, seen: list[Any]
+) -> None:
+    client = request.getfixturevalue(who)
+    enqueue("mail")
+    answer = client.post(
+        URL, body, content_type=content_type, headers={"x-csrftoken": csrf_token(client)}
+    )
+    assert (answer.status_code, seen) == (400, [])
+    assert "could not be read" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("length", [1025, 3_000_000])
