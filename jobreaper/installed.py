@@ -65,6 +65,7 @@ _ENDING: Final = {
     "attempt": "NULL",
     "tried_before": "false",
     "ended_by": "NULL",
+    "waited_ms": "0",
     "fail_code": "{function}.code",
     "fail_reason": "{function}.reason",
     "retry": "true",

@@ -7,18 +7,19 @@ and the handlers' work that does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 from django.dispatch import Signal
 
-from jobreaper import heartbeat, signals
+from jobreaper import conf, heartbeat, signals
 from jobreaper.claims import take
 from jobreaper.db import fetch, retrying
 from jobreaper.exceptions import LeaseLost
-from jobreaper.leases import Lease
+from jobreaper.leases import ENDINGS, Lease, failure
 from jobreaper.tables import JobTable
 from jobreaper.worker import local_clock
 
@@ -32,6 +33,8 @@ class Run:
     started_at: float = 0.0
     ended_at: float = 0.0
     error: BaseException | None = None
+    # Whether it was tried to end it.
+    tried: bool = False
 
     @property
     def waited_ms(self) -> float:
@@ -80,34 +83,50 @@ def claim_group(
 
 def finish_group(runs: Sequence[Run]) -> Ending:
     """Finish the jobs of ``runs``, each as ``Lease.finish()`` would."""
-    ending = _end("finish", runs, signals.job_finished)
+    ending = _end("finish", runs)
     if ending.ended:
         leases = [run.lease for run in ending.ended]
         signals.jobs_finished.send_robust(leases[0].table.model, leases=leases)
     return ending
 
 
+def fail_group(runs: Sequence[Run]) -> Ending:
+    """Fail the attempts ``runs``, each as ``Lease.fail()`` would with its error."""
+    failures = [failure(run.error) for run in runs if run.error is not None]
+    errors = {
+        "fail_codes": [code for code, _ in failures],
+        "fail_reasons": [reason for _, reason in failures],
+        "retry": True,
+        "delay_sec": None,
+        "policies": conf.settings().policies_json,
+    }
+    return _end("fail", runs, errors)
+
+
 def release_group(runs: Sequence[Run]) -> Ending:
     """Give the jobs of ``runs``, none of which has started, back as ``Lease.release()`` would."""
-    return _end("release", runs, signals.job_released)
+    return _end("release", runs)
 
 
-def _end(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
+def _end(
+    verb: str, runs: Sequence[Run], params: Mapping[str, Any] = MappingProxyType({})
+) -> Ending:
     for run in runs:
         run.lease.ending = True
     try:
-        return _send(verb, runs, signal) if runs else Ending()
+        return _send(verb, runs, params) if runs else Ending()
     finally:
         for run in runs:
             run.lease.ending = False
 
 
-def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
+def _send(verb: str, runs: Sequence[Run], params: Mapping[str, Any]) -> Ending:
     ending = Ending()
     table, alias = runs[0].lease.table, runs[0].lease.alias
     connection = table.connection(alias)
-    announced = verb != "finish" or signals.wanted_one_by_one(signal)
+    announced = verb != "finish" or signals.wanted_one_by_one(signals.job_finished)
     params = {
+        **params,
         "ids": _array(run.lease.key for run in runs),
         "epochs": _array(run.lease.epoch for run in runs),
         "worker": runs[0].lease.worker,
@@ -122,13 +141,13 @@ def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
         tried = tried_before
         return fetch(connection, table.statement(f"{verb}_many"), params)
 
-    details = {}
+    events = {}
     left_out = {}
     for pk, held, event in retrying(connection, send):
         if event is None:
             left_out[pk] = held
         else:
-            details[pk] = json.loads(event)["details"]
+            events[pk] = json.loads(event)
     if not left_out:
         ending.ended += runs
     for run in runs if left_out else ():
@@ -141,21 +160,22 @@ def _send(verb: str, runs: Sequence[Run], signal: Signal) -> Ending:
             if held is not None:
                 event = run.lease.rejected(connection, verb, tried)
                 if announced:
-                    details[pk] = event["details"]
+                    events[pk] = event
             ending.ended.append(run)
         except LeaseLost:
             ending.lost.append(run)
     for run in ending.ended:
         run.lease.ended()
     heartbeat.heart.remove(*(run.lease for run in (*ending.ended, *ending.lost)))
-    for run in ending.ended if details else ():
-        _tell(signal, run.lease, details=details.get(str(run.lease.pk), {}))
+    for run in ending.ended if announced else ():
+        event = events[str(run.lease.pk)]
+        _tell(ENDINGS[event["type"]], run.lease, details=event["details"])
     return ending
 
 
 def _tell(signal: Signal, lease: Lease, **arguments: Any) -> None:
     # The log has been told of the batch.
-    lease.in_batch = signal is not signals.job_released
+    lease.in_batch = signal in (signals.job_claimed, signals.job_finished)
     signal.send_robust(lease.table.model, lease=lease, **arguments)
     lease.in_batch = False
 

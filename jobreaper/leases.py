@@ -66,6 +66,8 @@ class Lease:
         self._lock = threading.Lock()
         # Whether a signal about it is one of a batch's.
         self.in_batch = False
+        # How long the job waited in this process for its turn after the claim.
+        self.waited_ms = 0.0
         # Called once, from whichever thread finds the lease lost.
         self.on_lost: Callable[[LeaseLost], None] | None = None
 
@@ -154,15 +156,12 @@ class Lease:
             LeaseLost: the lease is lost; nothing was written.
             LeaseClosed: it was finished, failed or released before.
         """
-        code, why = code_or_exception, reason
-        if isinstance(code_or_exception, BaseException):
-            code = type(code_or_exception).__qualname__
-            why = storable(code_or_exception) if reason is None else reason
+        code, why = failure(code_or_exception, reason)
         event = self._end(
             "fail",
             {
-                "fail_code": storable(code)[:LONGEST_CODE],
-                "fail_reason": None if why is None else storable(why),
+                "fail_code": code,
+                "fail_reason": why,
                 "retry": retry,
                 "delay_sec": None if delay_sec is None else _at_most_a_year(delay_sec),
                 "policies": conf.settings().policies_json,
@@ -304,7 +303,13 @@ class Lease:
         written = fetch(
             connection,
             self.table.statement(verb),
-            {**params, "id": self.key, "epoch": self.epoch, "worker": self.worker},
+            {
+                **params,
+                "id": self.key,
+                "epoch": self.epoch,
+                "worker": self.worker,
+                "waited_ms": self.waited_ms,
+            },
         )
         if written:
             event: dict[str, Any] = json.loads(written[0][0])
@@ -353,7 +358,7 @@ class Lease:
         def close() -> None:
             self._closed = True
             heartbeat.heart.remove(self)
-            _ENDINGS[event["type"]].send_robust(
+            ENDINGS[event["type"]].send_robust(
                 self.table.model, lease=self, details=event["details"]
             )
 
@@ -369,7 +374,8 @@ class Lease:
         return any(hook[1] is self._closing for hook in pending)
 
 
-_ENDINGS: Final[Mapping[str, Signal]] = {
+# The signal of each event that ends an attempt.
+ENDINGS: Final[Mapping[str, Signal]] = {
     EventType.JOB_FINISHED: signals.job_finished,
     EventType.JOB_RETRIED: signals.job_retried,
     EventType.JOB_FAILED: signals.job_failed,
@@ -381,6 +387,18 @@ _ENDED_BY: Final = {
     "fail": (EventType.JOB_RETRIED, EventType.JOB_FAILED),
     "release": (EventType.JOB_RELEASED,),
 }
+
+
+def failure(
+    code_or_exception: str | BaseException, reason: str | None = None
+) -> tuple[str, str | None]:
+    """Return an attempt's ``fail_code`` and ``fail_reason`` as the database can store them."""
+    code: str | BaseException = code_or_exception
+    why: object = reason
+    if isinstance(code_or_exception, BaseException):
+        code = type(code_or_exception).__qualname__
+        why = code_or_exception if reason is None else reason
+    return storable(code)[:LONGEST_CODE], None if why is None else storable(why)
 
 
 def _at_most_a_year(sec: float) -> float:

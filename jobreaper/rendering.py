@@ -156,6 +156,9 @@ def leased_parts(table: JobTable, **overriding: Composable) -> Parts:
             "fragments/ended", {**parts, "event_type": Literal(event.value)}
         )
         parts[name] = sql.compose(f"fragments/{name}", parts)
+    for name, error in (("failing", "error"), ("failing_many", "errors")):
+        parts["error"] = sql.compose(f"fragments/{error}", parts)
+        parts[name] = sql.compose("fragments/failing", parts)
     for name, not_after in (
         ("lease_end", SQL("job.{}").format(Identifier(table.columns["deadline_at"]))),
         ("lease_end_at_claim", SQL("statement_timestamp() + policy.max_runtime")),

@@ -56,21 +56,15 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
         lease.refuse_left_open("the handler", before)
     except OpenTransaction as left_open:
         error = error or left_open
+    if error is not None and not is_loss(lease, error):
+        logger.error("the handler of %s failed on %s", lease.job.type, lease.pk, exc_info=error)
     signals.run_ended.send_robust(model, lease=lease, error=error)
     return error
 
 
-def fail(lease: Lease, error: BaseException) -> str:
-    """End a lease by what its handler raised; return how that is to be counted."""
-    if isinstance(error, LeaseLost) and lease.lost:
-        heartbeat.heart.remove(lease)
-        return "lost"
-    logger.error("the handler of %s failed on %s", lease.job.type, lease.pk, exc_info=error)
-    try:
-        lease.fail(error)
-    except LeaseLost:
-        return "lost"
-    return "failed"
+def is_loss(lease: Lease, error: BaseException) -> bool:
+    """Return whether a run ended by the loss of its lease, which is nobody's failure."""
+    return isinstance(error, LeaseLost) and lease.lost
 
 
 def unhandled_types(types: Iterable[str]) -> dict[str, int]:
@@ -127,10 +121,10 @@ def _end_alone(lease: Lease, error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         lease.release()
         raise error
-    if error is not None:
-        return fail(lease, error)
+    if error is not None and is_loss(lease, error):
+        return "lost"
     try:
-        lease.finish()
+        lease.finish() if error is None else lease.fail(error)
     except LeaseLost:
         return "lost"
-    return "succeeded"
+    return "succeeded" if error is None else "failed"

@@ -27,9 +27,9 @@ from psycopg.sql import SQL, Identifier
 from jobreaper import conf, heartbeat
 from jobreaper.db import in_words
 from jobreaper.handlers import handlers
-from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
+from jobreaper.lease_groups import Run, claim_group, fail_group, finish_group, release_group
 from jobreaper.models import Job
-from jobreaper.runs import Tally, call, fail, unhandled_types
+from jobreaper.runs import Tally, call, is_loss, unhandled_types
 from jobreaper.tables import table_of
 from jobreaper.worker import local_clock
 
@@ -62,6 +62,9 @@ PACE_WEIGHT: Final = 0.3
 
 # A job that is done is marked so this soon, alone if need be.
 LINGER_SEC: Final = 0.05
+
+# Failed attempts are ended by so many a statement, which compares each with each.
+FAILED_AT_ONCE: Final = 100
 
 # Types without a handler are looked for and reported this often.
 REPORT_SEC: Final = 60.0
@@ -108,7 +111,9 @@ class Worker:
         self._broken_by: BaseException | None = None
         self._waiting: SimpleQueue[Run | None] = SimpleQueue()
         self._done: deque[Run] = deque()
-        # Claimed and not ended: waiting, running or done.
+        # To be given back.
+        self._unwanted: list[Run] = []
+        # Claimed and not ended: waiting, running, done or unwanted.
         self._in_hand: set[Run] = set()
         self._counting = threading.Lock()
         # In the order of their claims; those that have started are dropped when it is looked at.
@@ -164,8 +169,8 @@ class Worker:
         reset_queries()
         try:
             self._end_done()
-            if self._stopping or self._is_stuck:
-                self._give_back_waiting()
+            if self._stopping or self._is_stuck or self._unwanted:
+                self._give_back()
             if not self._stopping and self._claim(once):
                 return True
         except Error as error:
@@ -180,7 +185,7 @@ class Worker:
         return True
 
     def _wait(self) -> None:
-        busy = self._done or self._waiting.qsize()
+        busy = self._done or self._unwanted or self._waiting.qsize()
         wait_sec = LINGER_SEC if busy else max(0.0, self._next_claim - local_clock())
         with suppress(Empty):
             self._bell.get(timeout=min(wait_sec, self.poll_sec))
@@ -232,6 +237,7 @@ class Worker:
         try:
             while (run := self._waiting.get()) is not None:
                 run.started_at = local_clock()
+                run.lease.waited_ms = run.waited_ms
                 try:
                     run.error = call(self.handlers[run.lease.job.type], run.lease)
                 # A receiver of signals may raise what no handler's job should.
@@ -270,9 +276,10 @@ class Worker:
                 return
             while True:
                 runs.append(done.popleft())
-        if not runs:
-            return
-        self._adjust_window(runs)
+        if new := [run for run in runs if not run.tried]:
+            self._adjust_window(new)
+        for run in new:
+            run.tried = True
         try:
             self._end(runs)
         finally:
@@ -282,12 +289,18 @@ class Worker:
     def _end(self, runs: list[Run]) -> None:
         by_handler = [run for run in runs if run.lease.closed]
         self._count("succeeded", by_handler)
-        ending = finish_group([run for run in runs if run.error is None and not run.lease.closed])
+        not_ended = [run for run in runs if not run.lease.closed]
+        lost = [run for run in not_ended if run.error and is_loss(run.lease, run.error)]
+        heartbeat.heart.remove(*(run.lease for run in lost))
+        self._count("lost", lost)
+        ending = finish_group([run for run in not_ended if run.error is None])
         self._count("succeeded", ending.ended)
         self._count("lost", ending.lost)
-        for run in runs:
-            if run.error is not None and run in self._in_hand:
-                self._count(fail(run.lease, run.error), [run])
+        failed = [run for run in not_ended if run.error is not None and run in self._in_hand]
+        for n in range(0, len(failed), FAILED_AT_ONCE):
+            ending = fail_group(failed[n : n + FAILED_AT_ONCE])
+            self._count("failed", ending.ended)
+            self._count("lost", ending.lost)
 
     def _count(self, what: str, runs: list[Run]) -> None:
         with self._counting:
@@ -304,27 +317,20 @@ class Worker:
         grown = min(self._window * GROWTH, 2 * self.batch, int(can_run))
         self._window = max(grown, self.concurrency)
 
-    def _give_back_waiting(self) -> None:
-        runs = []
+    def _give_back(self) -> None:
+        """Give back what waits, and what could not be given back before."""
         with suppress(Empty):
             while (run := self._waiting.get_nowait()) is not None:
-                runs.append(run)
-        if not runs:
+                self._unwanted.append(run)
+        if not self._unwanted:
             return
-        self._window = self.concurrency
-        try:
-            ending = release_group(runs)
-        except Error:
-            # They are run after all, or their leases run out.
-            for run in runs:
-                self._waiting.put(run)
-            raise
         self._line.clear()
+        self._window = self.concurrency
+        ending = release_group(self._unwanted)
+        # A heartbeat, perhaps our own, or somebody else has a hand on those that are locked.
+        self._unwanted = ending.locked
         self._count("released", ending.ended)
         self._count("lost", ending.lost)
-        # Somebody has a hand on these; they will end as if they had run into their lease's end.
-        self._count("lost", ending.locked)
-        heartbeat.heart.remove(*(run.lease for run in ending.locked))
 
     def _hear(self) -> None:
         """Ring when jobs are enqueued; a thread's whole life."""

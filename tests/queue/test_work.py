@@ -13,7 +13,7 @@ from django.db import Error, connection, connections, transaction
 from django.test import override_settings
 
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
-from jobreaper.lease_groups import claim_group, finish_group, release_group
+from jobreaper.lease_groups import claim_group, fail_group, finish_group, release_group
 from jobreaper.models import Job
 from jobreaper.runs import Tally, call, run_due
 from jobreaper.tables import table_of
@@ -656,6 +656,47 @@ def _lost_after_beat(lease: Any) -> bool:
     return False
 
 
+def test_a_failing_job_that_somebody_has_locked_keeps_no_other_waiting(
+    gate: Gate, working: Any, jobs: Rows, second_connection: Any
+) -> None:
+    @job_handler("raises")
+    def raises(job: Any, lease: Any) -> None:
+        gate(job, lease)
+        raise ValueError
+
+    job = enqueue("raises", max_attempts=1)
+    worker = working()
+    until(lambda: gate.entered)
+    second_connection.execute("SELECT 1 FROM jobreaper_jobs WHERE id = %s FOR UPDATE", [job.pk])
+    gate.open.set()
+    enqueue_many([{}] * 20, type="idle")
+    until(lambda: worker.tally.succeeded == 20)
+    assert worker.tally.failed == 0
+    second_connection.rollback()
+    until(lambda: worker.tally.failed == 1)
+    assert jobs.row(job.pk)["fail_code"] == "ValueError"
+
+
+def test_a_job_to_be_given_back_that_somebody_has_locked_is_kept_until_it_is_free(
+    gate: Gate, working: Any, jobs: Rows, second_connection: Any
+) -> None:
+    """As our own heartbeat does, in the moment that the worker is told to stop."""
+    enqueue_many([{}] * 400, type="idle")
+    enqueue("gate")
+    behind = enqueue_many([{}] * 5, type="idle").ids
+    worker = working()
+    until(lambda: worker.tally.succeeded == 400)
+    until(lambda: {jobs.row(pk)["status"] for pk in behind} == {"processing"})
+    second_connection.execute("SELECT 1 FROM jobreaper_jobs WHERE id = %s FOR UPDATE", behind[:1])
+    worker.stop()
+    until(lambda: worker.tally.released == 4)
+    assert {lease.key for lease in heartbeat.heart._leases} == {behind[0], *gate.entered}
+    second_connection.rollback()
+    until(lambda: worker.tally.released == 5)
+    assert jobs.row(behind[0])["attempt_count"] == 0
+    assert worker.tally.lost == 0
+
+
 def test_told_to_stop_a_worker_ends_what_runs_and_gives_the_rest_back(
     gate: Gate, working: Any, jobs: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -779,6 +820,61 @@ def test_the_event_of_a_job_in_a_group_says_how_long_it_waited_and_ran(jobs: Row
     assert 61_000 <= details["queue_wait_ms"] < 90_000
     assert (details["org_id"], details["type"], details["attempt"]) == ("acme", "idle", 1)
     assert details["locked_by"]
+
+
+def test_of_a_group_that_failed_each_goes_back_or_fails_by_its_own_error(jobs: Rows) -> None:
+    retried, failed, locked, lost = made = [
+        enqueue("idle", max_attempts=n, org_id="acme").pk for n in (2, 1, 1, 1)
+    ]
+    runs = take(4)
+    errors = [ValueError("a\x00b"), KeyError("c"), ValueError(), ValueError()]
+    for run, error in zip(runs, errors, strict=True):
+        run.error = error
+    cancel(Job, [lost], by="ann")
+    jobs.sql("BEGIN")
+    jobs.sql("SELECT 1 FROM jobreaper_jobs WHERE id = %s FOR UPDATE", locked)
+    ending = fail_group(runs)
+    jobs.sql("ROLLBACK")
+    assert [
+        [run.lease.pk for run in part] for part in (ending.ended, ending.locked, ending.lost)
+    ] == [
+        [retried, failed],
+        [locked],
+        [lost],
+    ]
+    rows = [jobs.row(pk) for pk in made]
+    assert [(row["status"], row["fail_code"], row["fail_reason"]) for row in rows[:2]] == [
+        ("queued", "ValueError", "a\\x00b"),
+        ("failed", "KeyError", "'c'"),
+    ]
+    assert rows[2]["status"] == "processing"
+    [_, event] = jobs.events(failed)
+    assert event["type"] == "job:failed"
+    assert (event["details"]["duration_ms"], event["details"]["fail_code"]) == (2000, "KeyError")
+    assert event["details"]["queue_wait_ms"] >= 1000
+    assert jobs.event_types(lost)[-1] == "job:stale_write_rejected"
+    assert fail_group(ending.locked).ended == ending.locked
+
+
+@pytest.mark.parametrize("verb", ["finish", "fail", "release"])
+def test_a_job_that_its_handler_ends_is_not_charged_for_the_wait_before_its_turn(
+    verb: str, jobs: Rows
+) -> None:
+    @job_handler("ends")
+    def end(job: Any, lease: Any) -> None:
+        lease.fail("E") if verb == "fail" else getattr(lease, verb)()
+
+    job = enqueue("ends")
+    [run] = claim_group(table_of(Job), 1, types=["ends"])
+    jobs.set(job.pk, claimed_at=ago(60))
+    run.claimed_at -= 60
+    worker = Worker()
+    worker._waiting.put(run)
+    worker._waiting.put(None)
+    worker._run_jobs()
+    details = jobs.events(job.pk)[-1]["details"]
+    assert 0 <= details["duration_ms"] < 30_000
+    assert 60_000 <= details["queue_wait_ms"] < 90_000
 
 
 @pytest.mark.parametrize("uid", [None, "jobreaper.shop"])
