@@ -75,6 +75,34 @@ def test_any_key_will_do(create: Create, adopt: Adopt, sql: Sql, kind: str) -> N
     assert event["job_id"] == str(key)
 
 
+# More than are tried before others are tried by lot.
+@pytest.mark.parametrize("time", ["timestamptz", "timestamp"])
+@pytest.mark.parametrize("by", ["function", "Python"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_any_number_of_rows_that_cannot_be_written_stops_no_other(
+    create: Create, adopt: Adopt, sql: Sql, kind: str, by: str, time: str
+) -> None:
+    type_, field, _, _ = KEYS[kind]
+    create(
+        f"CREATE TABLE chores (id {type_} PRIMARY KEY, status text, claimed_at {time},"
+        " good bool CHECK (good OR status <> 'queued'))",
+        "TABLE chores",
+    )
+    insert = (
+        f"INSERT INTO chores SELECT n::text::{type_}, 'processing', %s, %s FROM generate_series"
+    )
+    sql(f"{insert}(1, 50) AS n", "-infinity", False)
+    sql(f"{insert}(51, 55) AS n", "2020-01-01", True)
+    table = adopt(model(id=field()), ttl=60)
+    if by == "function":
+        [function, *_] = installed.of_table(table, connection)
+        function.create(connection)
+        assert len(sql("SELECT * FROM chores_reap(10)")) == 5
+        function.drop(connection)
+    else:
+        assert jobreaper.reap([table.model], batch_size=10).requeued == 5
+
+
 @pytest.fixture
 def pairs(create: Create, adopt: Adopt) -> JobTable:
     """A table whose key has two columns, one of them text with a limit."""
