@@ -415,7 +415,7 @@ class _TablePass:
                 else:
                     self._name(part[0], error)
                     self.left += part
-        if parts and not self.bad_rows:
+        if parts and not self.bad_rows and time.monotonic() >= self.ends_at:
             raise refusal
         self.by_lot = len(self.reaped) == reaped_before
 

@@ -12,7 +12,7 @@ from pytest_django import Settings
 from jobreaper import db, reap, reaper
 from jobreaper.db import MOST_NAMED_ROWS
 from jobreaper.models import Job as OwnJob
-from jobreaper.reaper import PassResult
+from jobreaper.reaper import ENOUGH_IN_VAIN, PassResult
 from project.media.models import AsrJob, Job
 from tests.rows import Rows, Sql, ago
 from tests.waiting import until
@@ -299,6 +299,20 @@ def test_a_locked_row_beside_a_bad_one_is_left_to_the_next_pass(
     assert result.all_errors == [f"jobs: job {bad}: cursed"]
     second_connection.rollback()
     assert reap([Job], batch_size=1).requeued_ids["jobs"] == [locked]
+
+
+def test_many_locked_rows_beside_a_bad_one_stop_no_other(
+    jobs: Rows, curse: Any, second_connection: psycopg.Connection[Any]
+) -> None:
+    curse(each="ROW WHEN (OLD.stage = 'bad')")
+    bad = jobs.plant_expired(stage="bad", lease_expires_at=ago(100))
+    for _ in range(2 * ENOUGH_IN_VAIN):
+        jobs.plant_expired(stage="locked", lease_expires_at=ago(50))
+    good = jobs.plant_expired(lease_expires_at=ago(10))
+    second_connection.execute("SELECT FROM jobs WHERE stage = 'locked' FOR UPDATE")
+    result = reap([Job], batch_size=2 * ENOUGH_IN_VAIN + 1)
+    assert result.requeued_ids["jobs"] == [good]
+    assert result.all_errors == [f"jobs: job {bad}: cursed"]
 
 
 @pytest.fixture
