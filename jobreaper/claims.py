@@ -109,8 +109,7 @@ class _Claim:
         self.connection = table.connection()
         self.worker = storable(worker or worker_id())
         settings = conf.settings()
-        wanted, limited = params["stages"], settings.limited_stages
-        self._in_turn = bool(limited) and (wanted is None or not limited.isdisjoint(wanted))
+        self._in_turn = settings.limits_any_of(params["stages"])
         self._params = {
             "types": None,
             **params,

@@ -125,6 +125,11 @@ class Settings:
         """The stages that have a ``max_running``."""
         return frozenset(s for s, policy in self.stages.items() if policy.max_running is not None)
 
+    def limits_any_of(self, stages: Iterable[str] | None) -> bool:
+        """Return whether one of ``stages``, of all stages for ``None``, has a ``max_running``."""
+        limited = self.limited_stages
+        return bool(limited) and (stages is None or not limited.isdisjoint(stages))
+
     @cached_property
     def limits_json(self) -> str:
         """Each ``max_running`` as the JSON array that the SQL statements read."""

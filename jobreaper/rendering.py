@@ -49,7 +49,7 @@ _ENDINGS: Final = {"finished": EventType.JOB_FINISHED, "released": EventType.JOB
 # Set to "none" by some verb.
 _EMPTIED_TEXTS: Final = ("locked_by", "fail_code", "fail_reason")
 _DUE: Final = {"due_to_claim": "of_stages", "due_to_dispatch": "to_dispatch"}
-_TAKES_A_PLACE: Final = {"due_to_claim": "is_live", "due_to_dispatch": "is_live_or_sent"}
+_TAKES_A_PLACE: Final = {"due_to_claim": "live", "due_to_dispatch": "live_or_sent"}
 
 
 def leased(table: JobTable, name: str, **overriding: Composable) -> str:
@@ -230,7 +230,8 @@ def _due(
 
 
 def _due_within_limits(table: JobTable, parts: Parts, name: str) -> Composed:
-    takes_a_place = sql.compose(f"fragments/{_TAKES_A_PLACE[name]}", parts)
+    parts = _with({**parts}, "live", "live_or_sent")
+    takes_a_place = parts[_TAKES_A_PLACE[name]]
     slots = sql.compose("fragments/slots", {**parts, "takes_a_place": takes_a_place})
     due_or_more = _due(
         table,

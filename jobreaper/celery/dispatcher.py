@@ -179,7 +179,7 @@ def send_enqueued(sender: type[models.Model], pks: Sequence[Any], **kwargs: Any)
 def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
     connection = table.connection()
     settings = conf.settings()
-    limited = bool(settings.limited_stages)
+    limited = settings.limits_any_of(params["stages"])
     statement = table.limited_statement("dispatch") if limited else table.statement("dispatch")
     given = {
         **params,

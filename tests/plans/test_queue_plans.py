@@ -152,6 +152,42 @@ def test_a_claim_within_limits_counts_running_jobs_and_reads_those_it_takes(
     reads(plan, 4 * 100 + 20, QUEUE | {RUNNING})
 
 
+def dispatch(**wanted: Any) -> dict[str, Any]:
+    settings = conf.settings()
+    given = {"id": None, "n": 1, "stages": None, "limits": settings.limits_json}
+    return {**given, "again_sec": settings.dispatch_again_sec, **wanted}
+
+
+@override_settings(JOBREAPER={"STAGES": {"render": {"max_running": 5}}})
+def test_a_dispatch_of_one_job_of_a_stage_without_a_limit_reads_that_job(
+    tables: None, explain: Explain
+) -> None:
+    job = Job.objects.filter(type="mail").due().first()
+    assert job is not None
+    plan = explain(table_of(Job).limited_statement("dispatch"), dispatch(id=job.pk), TABLE)
+    assert plan.rows_changed == 1
+    reads(plan, 5, QUEUE | {RUNNING})
+
+
+@pytest.mark.parametrize("running", [4, 5])
+@override_settings(JOBREAPER={"STAGES": {"render": {"max_running": 5}}})
+def test_a_dispatch_of_one_job_of_a_limited_stage_reads_what_runs_and_what_is_due(
+    running: int, only_scheduled: None, explain: Explain
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO jobreaper_jobs (id, type, stage, status, lease_expires_at)"
+            " SELECT gen_random_uuid(), 'render', 'render', 'processing', now() + interval '1 hour'"
+            f" FROM generate_series(1, {running})"
+        )
+    job = Job.objects.create(type="render", stage="render")
+    due = Job.objects.due().count()
+    plan = explain(table_of(Job).limited_statement("dispatch"), dispatch(id=job.pk), TABLE)
+    assert plan.rows_changed == 5 - running
+    # A stage that is full by what runs is not looked at further.
+    reads(plan, running + 10 + (due if running < 5 else 0), QUEUE | {RUNNING})
+
+
 @pytest.mark.parametrize(("statement", "n"), [("finish_many", 500), ("fail_many", 100)])
 def test_ending_a_group_reads_that_group(
     statement: str, n: int, tables: None, explain: Explain
