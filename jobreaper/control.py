@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from django.db import models
+from django.db import IntegrityError, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobreaper import signals
-from jobreaper.db import fetch_within, on_commit, storable
+from jobreaper.db import fetch, on_commit, retrying, storable, timeouts
 from jobreaper.states import EventType, Status, sources
 from jobreaper.tables import table_of
 
 # A person is waiting: a row that a long transaction has locked is reported, not waited for.
 LOCK_TIMEOUT_SEC: Final = 5.0
 STATEMENT_TIMEOUT_SEC: Final = 30.0
+
+UNIQUE_VIOLATION: Final = "23505"
+# Each but the last may find that another key was taken meanwhile.
+KEY_TRIES: Final = 5
 
 
 def requeue(
@@ -80,7 +85,7 @@ def _change(
     connection = table.connection()
     allowed = among or sources(target)
     details = {"by": storable(by), "reason": None if reason is None else storable(reason)}
-    rows = fetch_within(
+    changed = _changed(
         connection,
         table.statement("change_by_hand"),
         {
@@ -91,10 +96,7 @@ def _change(
             "event": event.value,
             "fail_code": code,
         },
-        lock_timeout_sec=LOCK_TIMEOUT_SEC,
-        statement_timeout_sec=STATEMENT_TIMEOUT_SEC,
     )
-    changed = [pk for (pk,) in rows]
     for pk in changed:
         announce = partial(
             signals.job_changed_by_hand.send_robust,
@@ -106,3 +108,32 @@ def _change(
         )
         on_commit(connection, announce)
     return changed
+
+
+def _changed(
+    connection: BaseDatabaseWrapper, statement: str, params: Mapping[str, Any]
+) -> list[Any]:
+    """Send the change and return the keys of the jobs changed."""
+    for tries_left in reversed(range(KEY_TRIES)):
+        try:
+            return _sent(connection, statement, params)
+        except IntegrityError as error:
+            # A transaction that was not to be seen until its end has taken a job's dedupe key.
+            if not tries_left or getattr(error.__cause__, "sqlstate", None) != UNIQUE_VIOLATION:
+                raise
+    return []
+
+
+def _sent(connection: BaseDatabaseWrapper, statement: str, params: Mapping[str, Any]) -> list[Any]:
+    """Send the change as often as it takes to get it on its way. Then no more: it may have been
+    carried out, and a job that was requeued may be in a worker's hands by now.
+    """
+    on_its_way = False
+
+    def send(_: bool) -> list[Any]:
+        nonlocal on_its_way
+        with timeouts(connection, lock_sec=LOCK_TIMEOUT_SEC, statement_sec=STATEMENT_TIMEOUT_SEC):
+            on_its_way = True
+            return [pk for (pk,) in fetch(connection, statement, params)]
+
+    return retrying(connection, send, not_after=lambda: on_its_way)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -103,6 +104,19 @@ def fetch_within(
 ) -> list[tuple[Any, ...]]:
     """Send one statement that waits and runs no longer than the timeouts, and return its rows. What
     ``check`` of them raises undoes it.
+    """
+    with timeouts(connection, lock_sec=lock_timeout_sec, statement_sec=statement_timeout_sec):
+        rows = fetch(connection, statement, params)
+        if check is not None:
+            check(rows)
+        return rows
+
+
+@contextmanager
+def timeouts(
+    connection: BaseDatabaseWrapper, *, lock_sec: float, statement_sec: float
+) -> Iterator[None]:
+    """A transaction whose statements wait and run no longer than the timeouts.
 
     The timeouts hold until the transaction ends, so nothing is left behind on a connection of
     pgbouncer's. In a transaction of the caller's the former values are put back.
@@ -114,14 +128,12 @@ def fetch_within(
             connection,
             set_timeouts,
             {
-                "lock_timeout": f"{lock_timeout_sec * 1000:.0f}ms",
-                "statement_timeout": f"{statement_timeout_sec * 1000:.0f}ms",
+                "lock_timeout": f"{lock_sec * 1000:.0f}ms",
+                "statement_timeout": f"{statement_sec * 1000:.0f}ms",
                 "idle_timeout": IDLE_TIMEOUT,
             },
         )
-        rows = fetch(connection, statement, params)
-        if check is not None:
-            check(rows)
+        yield
         if nested:
             fetch(
                 connection,
@@ -132,7 +144,6 @@ def fetch_within(
                     "idle_timeout": idle_timeout,
                 },
             )
-    return rows
 
 
 def is_lost(connection: BaseDatabaseWrapper) -> bool:
@@ -251,8 +262,14 @@ def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> No
         hook()
 
 
-def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
-    """Call ``send`` until it succeeds, its error is not transient or the retries are used up.
+def retrying(
+    connection: BaseDatabaseWrapper,
+    send: Callable[[bool], R],
+    *,
+    not_after: Callable[[], bool] = lambda: False,
+) -> R:
+    """Call ``send`` until it succeeds, its error is not transient, ``not_after()`` says that it has
+    begun what must not be done twice, or the retries are used up.
 
     ``send`` is told whether an earlier call lost its connection, and so may have been committed.
     In a transaction of the caller's nothing is retried: only the caller can start that over.
@@ -264,7 +281,7 @@ def retrying(connection: BaseDatabaseWrapper, send: Callable[[bool], R]) -> R:
         try:
             return send(may_be_committed)
         except (DatabaseError, InterfaceError) as error:
-            if not is_transient(connection, error):
+            if not_after() or not is_transient(connection, error):
                 raise
             logger.info("transient database error, trying again: %s", in_words(error))
             if _ended_session(connection, error):

@@ -181,17 +181,28 @@ class Lease:
     def save_job(self, using: str, save: Callable[[], object]) -> None:
         """Call ``save``, which writes ``job``, in a transaction that finds the lease still ours.
 
+        Once it was called it is not called again: its signals are the caller's.
+
         Raises:
             LeaseLost: the epoch has gone up since the claim; nothing was written.
         """
-        with transaction.atomic(using=using):
-            rows = self.table.model._base_manager.using(using).select_for_update(no_key=True)
-            # Once the job has ended it is nobody's, and its epoch is still this lease's.
-            ours = models.Q(locked_by=self.worker) | models.Q(locked_by=None)
-            if list(rows.filter(ours, pk=self.pk, lease_epoch=self.epoch).values_list("pk")):
-                save()
-                return
-        self.rejected(self.table.connection(using), "save", tried_before=False)
+        rows = self.table.model._base_manager.using(using).select_for_update(no_key=True)
+        # Once the job has ended it is nobody's, and its epoch is still this lease's.
+        ours = models.Q(locked_by=self.worker) | models.Q(locked_by=None)
+        held = rows.filter(ours, pk=self.pk, lease_epoch=self.epoch).values_list("pk")
+        is_held = False
+
+        def save_once(_: bool) -> None:
+            nonlocal is_held
+            with transaction.atomic(using=using):
+                is_held = bool(list(held.all()))
+                if is_held:
+                    save()
+
+        connection = self.table.connection(using)
+        retrying(connection, save_once, not_after=lambda: is_held)
+        if not is_held:
+            self.rejected(connection, "save", tried_before=False)
 
     def refuse_left_open(self, who: str, before: Mapping[str, Depth]) -> None:
         """Roll back what ``who`` has begun on this thread's connections and not ended since

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import models
 
 from jobreaper import signals
-from jobreaper.db import on_commit
+from jobreaper.db import on_commit, retrying
 from jobreaper.models import Job, Pause
 from jobreaper.tables import JobTable, table_of
 
@@ -30,11 +30,15 @@ def pause(
         UnknownTable: ``model`` is no job table.
     """
     table = table_of(model)
-    _, is_new = Pause.objects.using(table.alias).update_or_create(
-        table=table.name, name=name, defaults={"by": by, "reason": reason}
+    was_paused = _is_paused(table, name)
+    values = {"by": by, "reason": reason}
+    pauses = Pause.objects.using(table.alias)
+    retrying(
+        table.connection(),
+        lambda _: pauses.update_or_create(table=table.name, name=name, defaults=values),
     )
-    _announce(table, name=name, paused=True, by=by, reason=reason)
-    return is_new
+    _announce(table, name=name, paused=True, **values)
+    return not was_paused
 
 
 def resume(name: str, *, model: type[models.Model] = Job, by: str | None = None) -> bool:
@@ -44,16 +48,17 @@ def resume(name: str, *, model: type[models.Model] = Job, by: str | None = None)
         UnknownTable: ``model`` is no job table.
     """
     table = table_of(model)
-    deleted, _ = Pause.objects.using(table.alias).filter(table=table.name, name=name).delete()
-    if deleted:
+    was_paused = _is_paused(table, name)
+    if was_paused:
+        retrying(table.connection(), lambda _: _pauses(table).filter(name=name).delete())
         _announce(table, name=name, paused=False, by=by, reason=None)
-    return bool(deleted)
+    return was_paused
 
 
 def paused(model: type[models.Model] = Job) -> list[Pause]:
     """Return what is paused of a job table."""
     table = table_of(model)
-    return list(Pause.objects.using(table.alias).filter(table=table.name).order_by("name"))
+    return retrying(table.connection(), lambda _: list(_pauses(table).order_by("name")))
 
 
 def is_paused(table: JobTable) -> models.Q:
@@ -61,6 +66,15 @@ def is_paused(table: JobTable) -> models.Q:
     names = Pause.objects.filter(table=table.name).values("name")
     of_stage = models.Q(stage__in=names)
     return of_stage | models.Q(type__in=names) if "type" in table.extras else of_stage
+
+
+def _pauses(table: JobTable) -> models.QuerySet[Pause]:
+    return Pause.objects.using(table.alias).filter(table=table.name)
+
+
+def _is_paused(table: JobTable, name: str) -> bool:
+    # Asked beforehand: a write that is sent again cannot tell what was before the first try.
+    return retrying(table.connection(), lambda _: _pauses(table).filter(name=name).exists())
 
 
 def _announce(table: JobTable, **what: Any) -> None:

@@ -12,7 +12,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import model_ngettext, quote
-from django.db import OperationalError
+from django.db import Error
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -201,7 +201,7 @@ def _change(
             )
         try:
             done = verb.change(model_admin.model, batch, by=by, reason=reason or None)
-        except OperationalError as error:
+        except Error as error:
             return changed, _trouble(error)
         _log(model_admin, request, done, verb, reason)
         changed += len(done)
@@ -209,7 +209,7 @@ def _change(
     return changed, None
 
 
-def _trouble(error: OperationalError) -> str:
+def _trouble(error: Error) -> str:
     if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
         return _(
             "Another transaction has locked one of the jobs, or their table. Try again in a moment."

@@ -261,6 +261,15 @@ def test_a_locked_row_is_reported_and_can_be_tried_again(
     assert messages(confirm(superuser, "cancel_jobs", free, locked)) == "2 jobs were cancelled."
 
 
+def test_what_the_database_refuses_is_said(superuser: Client) -> None:
+    job = make_job(status="failed")
+    execute("ALTER TABLE jobs ADD CONSTRAINT never_again CHECK (status <> 'queued') NOT VALID")
+    said = messages(confirm(superuser, "requeue_jobs", job))
+    assert said.startswith("The database refused: ")
+    assert "never_again" in said
+    assert said.endswith("Nothing was changed.")
+
+
 def test_a_lock_met_half_way_keeps_what_is_done_and_says_so(
     superuser: Client,
     second_connection: psycopg.Connection[Any],

@@ -182,3 +182,33 @@ def test_a_row_locked_for_long_is_reported_and_not_waited_for(
     second_connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [key])
     with pytest.raises(OperationalError, match="lock timeout"):
         cancel(Job, [key], by="ann")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_change_survives_a_session_that_was_ended_in_idleness(
+    jobs: Rows, sql: Sql, verb: str
+) -> None:
+    key = jobs.plant_running()
+    connection.ensure_connection()
+    sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+    assert VERBS[verb](Job, [key], by="ann") == [key]
+
+
+def test_a_change_that_may_have_been_carried_out_is_not_sent_again(
+    jobs: Rows, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that was requeued is claimed before the second try."""
+    key = jobs.plant(status="failed")
+    fetch: Callable[..., Any] = control.fetch  # type: ignore[attr-defined]
+
+    def fetch_and_lose(*args: Any) -> Any:
+        fetch(*args)
+        connection.connection.commit()
+        sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+        jobs.set(key, status="processing", locked_by="w2", lease_epoch=2)
+        return fetch(connection, "SELECT 1", {})
+
+    monkeypatch.setattr(control, "fetch", fetch_and_lose)
+    with pytest.raises(OperationalError):
+        requeue(Job, [key], by="ann")
+    assert jobs.row(key)["status"] == "processing"

@@ -1,9 +1,11 @@
 """`job.save()` under a lease: the work's own columns are the worker's, as long as the job is."""
 
 import pickle
+from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
+from django.db.models.signals import pre_save
 
 from jobreaper import LeaseLost, cancel, claim, hold
 from jobreaper.base import PROTOCOL_FIELDS
@@ -99,3 +101,29 @@ def test_a_copy_in_another_process_has_no_lease(jobs: Rows) -> None:
     assert copy._lease is None
     assert job._lease is not None
     assert copy.pk == job.pk
+
+
+def test_a_save_survives_a_session_that_was_ended_in_idleness(jobs: Rows, sql: Sql) -> None:
+    job = claimed(jobs)
+    sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+    job.payload = {"by": "the holder"}
+    job.save()
+    assert jobs.row(job.pk)["payload"] == {"by": "the holder"}
+
+
+def test_a_save_that_has_begun_is_not_begun_again(
+    jobs: Rows, sql: Sql, request: pytest.FixtureRequest
+) -> None:
+    """Its signals are somebody else's."""
+    job = claimed(jobs)
+    told = []
+
+    def listen(**_: Any) -> None:
+        told.append(True)
+        sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+
+    pre_save.connect(listen, sender=Job)
+    request.addfinalizer(lambda: pre_save.disconnect(listen, sender=Job))
+    with pytest.raises(OperationalError):
+        job.save()
+    assert told == [True]

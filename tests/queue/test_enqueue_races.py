@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from django.db import connections, transaction
 
-from jobreaper import claim, enqueue, enqueue_many, reap
+from jobreaper import claim, enqueue, enqueue_many, reap, requeue
 from jobreaper.models import Job
 from tests.races.rivals import Rivals
 from tests.rows import Rows
@@ -32,6 +32,20 @@ def test_an_enqueue_whose_rival_rolls_back_makes_the_job(rivals: Rivals, jobs: R
     job = second.result()
     assert job.pk != first.pk
     assert list(jobs.all()) == [job.pk]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_requeue_that_comes_while_a_key_is_taken_passes_over_that_job(
+    is_made: bool, rivals: Rivals, jobs: Rows
+) -> None:
+    failed = [enqueue("mail", dedupe="skip", dedupe_key=key).pk for key in "abc"]
+    Job.objects.update(status="failed")
+    with transaction.atomic():
+        enqueue("mail", dedupe="skip", dedupe_key="b")
+        requeued = rivals.start_and_see_it_wait(lambda: requeue(Job, failed, by="ann"))
+        transaction.set_rollback(not is_made)
+    a, b, c = failed
+    assert sorted(requeued.result()) == ([a, c] if is_made else [a, b, c])
 
 
 @pytest.mark.parametrize("dedupe", ["skip", "replace"])

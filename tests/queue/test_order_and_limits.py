@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import connection
 from django.test import override_settings
 
 from jobreaper import UnknownTable, claim, claim_next, enqueue, enqueue_many, pause, reap, resume
@@ -13,7 +14,7 @@ from jobreaper.models import Job, Pause
 from jobreaper.pauses import paused
 from project.media.models import Job as MediaJob
 from tests.races.rivals import Rivals
-from tests.rows import Rows, ago, ahead
+from tests.rows import Rows, Sql, ago, ahead
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -105,6 +106,21 @@ def test_pausing_twice_keeps_the_last_reason() -> None:
     assert [p.reason for p in paused()] == ["b"]
     assert resume("mail")
     assert not resume("mail")
+
+
+def test_a_pause_and_its_end_survive_a_session_that_was_ended(sql: Sql) -> None:
+    def end_session() -> None:
+        connection.ensure_connection()
+        sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
+
+    end_session()
+    assert pause("mail") is True
+    end_session()
+    assert [row.name for row in paused()] == ["mail"]
+    end_session()
+    assert resume("mail") is True
+    end_session()
+    assert resume("mail") is False
 
 
 def test_a_table_that_does_not_exist_is_named() -> None:
