@@ -202,7 +202,7 @@ def close_left_open(before: Mapping[str, Depth] = MappingProxyType({})) -> list[
         if connection.vendor != "postgresql" or not connection.settings_dict["AUTOCOMMIT"]:
             continue
         depth = before.get(connection.alias)
-        is_left_open = _depth(connection) > depth if depth else _is_open(connection)
+        is_left_open = _depth(connection) > depth if depth else is_open(connection)
         if is_left_open:
             undone.append(connection.alias)
         if depth is None:
@@ -217,7 +217,8 @@ def _depth(connection: BaseDatabaseWrapper) -> Depth:
     return connection.in_atomic_block, len(connection.savepoint_ids)
 
 
-def _is_open(connection: BaseDatabaseWrapper) -> bool:
+def is_open(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a transaction has begun on ``connection``, be it without Django's knowing."""
     raw = connection.connection
     return connection.in_atomic_block or (
         raw is not None
@@ -320,8 +321,8 @@ def storable(text: object) -> str:
     """
     try:
         whole = str(text)
-    # It is somebody else's, and a job must not be stuck for want of words.
-    except Exception:
+    # It is somebody else's, and a job must not be stuck for want of words, whatever it raises.
+    except BaseException:
         whole = f"<unprintable {type(text).__qualname__}>"
     cut = len(whole) - LONGEST_TEXT
     kept = whole if cut <= 0 else f"{whole[:LONGEST_TEXT]}… ({cut} characters cut)"

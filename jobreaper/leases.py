@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
 from jobreaper import conf, heartbeat, signals
-from jobreaper.db import Depth, close_left_open, fetch, on_commit, retrying, storable
+from jobreaper.db import Depth, close_left_open, fetch, is_open, on_commit, retrying, storable
 from jobreaper.exceptions import LeaseClosed, LeaseLost, OpenTransaction
 from jobreaper.heartbeat import Beat
 from jobreaper.policies import LONGEST_MS
@@ -59,6 +59,10 @@ class Lease:
         self._lost: LeaseLost | None = None
         self._closed = False
         self._closing: Any = None
+        # The verb that has ended it, where it is closed.
+        self.ended_by: str | None = None
+        # Whether it was ended in a transaction of which Django does not know.
+        self._ended_unseen = False
         # Other sessions see neither a claim nor an ending before its transaction is committed, and
         # an ending before this process has heard that it is.
         self._claim_is_committed = False
@@ -204,14 +208,24 @@ class Lease:
         if not is_held:
             self.rejected(connection, "save", tried_before=False)
 
+    def close_left_open(self, before: Mapping[str, Depth]) -> list[str]:
+        """Roll back what was begun on this thread's connections and not ended since ``before``, as
+        ``db.close_left_open()`` does, and return the aliases. A lease that was ended there stands
+        again.
+        """
+        undone = close_left_open(before)
+        if self._ended_unseen and self.alias in undone:
+            self._closed = self._ended_unseen = False
+            heartbeat.heart.add(self)
+        return undone
+
     def refuse_left_open(self, who: str, before: Mapping[str, Depth]) -> None:
-        """Roll back what ``who`` has begun on this thread's connections and not ended since
-        ``before``, as ``db.close_left_open()`` does.
+        """Roll back what ``who`` has left open, as ``close_left_open()`` does.
 
         Raises:
             OpenTransaction: there was a transaction.
         """
-        if undone := close_left_open(before):
+        if undone := self.close_left_open(before):
             raise OpenTransaction(
                 f"{who} left a transaction open on {', '.join(undone)}, and what it wrote there "
                 "is undone"
@@ -293,7 +307,7 @@ class Lease:
         self.ending = True
         try:
             event = retrying(connection, lambda tried: self._send(connection, verb, params, tried))
-            self._close(connection, event)
+            self._close(connection, verb, event)
         except LeaseLost:
             heartbeat.heart.remove(self)
             raise
@@ -365,7 +379,7 @@ class Lease:
         self._lost = self._lost or error
         raise error
 
-    def _close(self, connection: BaseDatabaseWrapper, event: dict[str, Any]) -> None:
+    def _close(self, connection: BaseDatabaseWrapper, verb: str, event: dict[str, Any]) -> None:
         def close() -> None:
             self._closed = True
             heartbeat.heart.remove(self)
@@ -374,6 +388,8 @@ class Lease:
             )
 
         self._closing = close
+        self.ended_by = verb
+        self._ended_unseen = is_open(connection) and not connection.in_atomic_block
         on_commit(connection, close)
 
     @property

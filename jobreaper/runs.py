@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
@@ -23,9 +24,20 @@ from jobreaper.worker import forks_end_here
 logger = logging.getLogger(__name__)
 
 
+# How a job is counted, by the verb that ended its lease.
+OUTCOMES: Final[Mapping[str | None, str]] = {
+    "finish": "succeeded",
+    "fail": "failed",
+    "release": "released",
+}
+
+
 @dataclass
 class Tally:
-    """What was done."""
+    """How many jobs were claimed, and how their attempts ended: finished, failed (be it for now or
+    for good) and given back, by the handler itself or after it; lost are those that somebody else
+    has ended or taken meanwhile.
+    """
 
     claimed: int = 0
     succeeded: int = 0
@@ -116,15 +128,16 @@ def run_due(limit: int, budget_sec: float) -> Tally:
 
 
 def _end_alone(lease: Lease, error: BaseException | None) -> str:
-    if lease.closed:
-        return "succeeded"
     if isinstance(error, KeyboardInterrupt):
-        lease.release()
+        if not lease.closed:
+            lease.release()
         raise error
+    if lease.closed:
+        return OUTCOMES[lease.ended_by]
     if error is not None and is_loss(lease, error):
         return "lost"
     try:
         lease.finish() if error is None else lease.fail(error)
     except LeaseLost:
         return "lost"
-    return "succeeded" if error is None else "failed"
+    return OUTCOMES[lease.ended_by]

@@ -29,7 +29,7 @@ from jobreaper.db import in_words
 from jobreaper.handlers import handlers
 from jobreaper.lease_groups import Run, claim_group, fail_group, finish_group, release_group
 from jobreaper.models import Job
-from jobreaper.runs import Tally, call, is_loss, unhandled_types
+from jobreaper.runs import OUTCOMES, Tally, call, is_loss, unhandled_types
 from jobreaper.tables import table_of
 from jobreaper.worker import local_clock
 
@@ -287,8 +287,9 @@ class Worker:
             done.extendleft(run for run in reversed(runs) if run in self._in_hand)
 
     def _end(self, runs: list[Run]) -> None:
-        by_handler = [run for run in runs if run.lease.closed]
-        self._count("succeeded", by_handler)
+        for run in runs:
+            if run.lease.closed:
+                self._count(OUTCOMES[run.lease.ended_by], [run])
         not_ended = [run for run in runs if not run.lease.closed]
         lost = [run for run in not_ended if run.error and is_loss(run.lease, run.error)]
         heartbeat.heart.remove(*(run.lease for run in lost))

@@ -159,7 +159,7 @@ def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> It
             logger.info("%s stopped: %s", task.name, cause)
             raise Ignore from error
         # Written into a transaction that the function left open, the end would be undone too.
-        close_left_open(before)
+        lease.close_left_open(before)
         went_back = False
         # Where this write fails too, the lease runs out and the reaper does the rest.
         with suppress(LeaseLost, Error):

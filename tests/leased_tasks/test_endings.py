@@ -270,6 +270,20 @@ def test_a_callers_transaction_is_left_alone(one_app: Celery, jobs: Rows) -> Non
     assert (row["status"], row["org_id"]) == (Status.SUCCESS, "kept")
 
 
+def test_a_job_that_was_finished_in_a_transaction_left_open_has_not_ended(
+    run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        begin()
+        lease.finish()
+
+    pk = run(work, raises=OpenTransaction, max_attempts=1)
+    assert (jobs.row(pk)["status"], jobs.row(pk)["fail_code"]) == (
+        Status.FAILED,
+        "OpenTransaction",
+    )
+
+
 def test_in_a_callers_transaction_a_function_undoes_no_more_than_its_own(
     one_app: Celery, jobs: Rows
 ) -> None:

@@ -253,14 +253,65 @@ def test_a_finish_that_was_rolled_back_does_not_count(jobs: Rows) -> None:
     assert jobs.row(job.pk)["status"] == "failed"
 
 
-def test_a_handler_may_give_its_job_back_or_fail_it(jobs: Rows) -> None:
+@pytest.mark.parametrize("run_all", [once, lambda: run_due(1, 60)])
+@pytest.mark.parametrize(
+    ("verb", "status", "outcome"),
+    [
+        ("finish", "success", "succeeded"),
+        ("fail", "queued", "failed"),
+        ("release", "queued", "released"),
+    ],
+)
+def test_a_job_that_its_handler_has_ended_is_counted_by_how_it_did(
+    verb: str, status: str, outcome: str, run_all: Any, jobs: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
     @job_handler("own")
     def own(job: Any, lease: Any) -> None:
-        lease.fail("E", "mine", retry=False)
+        lease.fail("E", delay_sec=60) if verb == "fail" else getattr(lease, verb)()
+        pause("own")
+        raise ValueError("after its end")
 
     job = enqueue("own")
-    once()
-    assert (jobs.row(job.pk)["status"], jobs.row(job.pk)["fail_code"]) == ("failed", "E")
+    tally = run_all()
+    assert tally == Tally(claimed=1, **{outcome: 1})
+    assert jobs.row(job.pk)["status"] == status
+    [told] = [record for record in caplog.records if record.name == "jobreaper.runs"]
+    assert told.exc_info
+
+
+@pytest.mark.parametrize("run_all", [once, lambda: run_due(1, 60)])
+@pytest.mark.parametrize("verb", ["finish", "release"])
+def test_a_job_that_was_ended_in_a_transaction_left_open_has_not_ended(
+    verb: str, run_all: Any, jobs: Rows
+) -> None:
+    @job_handler("open")
+    def end_and_leave_open(job: Any, lease: Any) -> None:
+        begin()
+        Job.objects.filter(pk=job.pk).update(org_id="undone")
+        getattr(lease, verb)()
+
+    job = enqueue("open", max_attempts=1)
+    assert run_all() == Tally(claimed=1, failed=1)
+    row = jobs.row(job.pk)
+    assert (row["status"], row["fail_code"], row["org_id"]) == ("failed", "OpenTransaction", None)
+    assert jobs.event_types(job.pk) == ["job:enqueued", "job:failed"]
+    assert not heartbeat.heart._leases
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_an_exception_that_exits_when_it_is_put_into_words_fails_its_job(jobs: Rows) -> None:
+    @job_handler("raises")
+    def raises(job: Any, lease: Any) -> None:
+        raise Unspeakable
+
+    job = enqueue("raises", max_attempts=1)
+    assert once() == Tally(claimed=1, failed=1)
+    row = jobs.row(job.pk)
+    assert (row["fail_code"], row["fail_reason"]) == ("Unspeakable", "<unprintable Unspeakable>")
 
 
 def test_a_retry_is_run_when_its_time_comes(jobs: Rows) -> None:
