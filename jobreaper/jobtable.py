@@ -150,6 +150,11 @@ class JobTable:
         parts = ("lease_epoch", "stage", "attempt_count", "lease_expires_at")
         return attrgetter(*(self._attributes[part] for part in parts))
 
+    def deadline(self, job: models.Model) -> datetime | None:
+        """Return the hard end of a claimed job's attempt."""
+        deadline: datetime | None = getattr(job, self._attributes["deadline_at"])
+        return deadline
+
     def is_nullable(self, part: str) -> bool:
         """Return whether a part of the protocol may be NULL, as one without a column always is."""
         return part not in self.columns or bool(self._fields[part].null)

@@ -98,7 +98,9 @@ class Lease:
         have run out meanwhile. Once ``True`` it stays so, and the lease is not renewed any more.
         """
         if self._lost is None and not self._closed and local_clock() >= self._runs_out_at:
-            self._mark_lost("clock", None, None)
+            # No lease outlives its deadline, so an end that is the deadline's was known beforehand.
+            at_deadline = self.expires_at == self.table.deadline(self.job)
+            self._mark_lost("deadline" if at_deadline else "clock", None, None)
         return self._lost is not None
 
     @property
@@ -274,13 +276,7 @@ class Lease:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = self._lost_error(
-                "its time ran out while the database could not be reached"
-                if reason == "clock"
-                else "it was taken away",
-                status,
-                epoch,
-            )
+            self._lost = self._lost_error(_WHY_LOST[reason], status, epoch)
         signals.lease_lost.send_robust(
             self.table.model, lease=self, reason=reason, status=status, epoch=epoch
         )
@@ -409,6 +405,11 @@ ENDINGS: Final[Mapping[str, Signal]] = {
     EventType.JOB_RELEASED: signals.job_released,
 }
 
+_WHY_LOST: Final = {
+    "heartbeat": "it was taken away",
+    "clock": "its time ran out while the database could not be reached",
+    "deadline": "the max_runtime of its stage is over",
+}
 _ENDED_BY: Final = {
     "finish": (EventType.JOB_FINISHED,),
     "fail": (EventType.JOB_RETRIED, EventType.JOB_FAILED),

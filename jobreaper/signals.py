@@ -17,7 +17,8 @@ job_retried, job_failed     lease, details (``fail_code``, ``fail_reason``, ``du
 job_released                lease, details
 jobs_claimed                leases (that ``manage.py work`` took with one statement)
 jobs_finished               leases (that it finished with one statement)
-lease_lost                  lease, reason (``"heartbeat"`` or ``"clock"``), status, epoch
+lease_lost                  lease, reason (``"heartbeat"``, ``"clock"`` or ``"deadline"``), status,
+                            epoch
 stale_write_rejected        lease, verb, status, epoch
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
 job_reaped                  table, jobs (a batch of ``ReapedJob``)

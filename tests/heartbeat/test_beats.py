@@ -208,6 +208,8 @@ def test_the_deadline_ends_the_lease_however_often_it_is_beaten(
     settings.JOBREAPER = {"STAGES": {"clip": {"max_runtime": 1}}}
     lease = hold_one(sql, stage="clip")
     until(lambda: lease.lost)
+    with pytest.raises(LeaseLost, match="the max_runtime of its stage is over"):
+        lease.check()
     [row] = sql("SELECT lease_expires_at = deadline_at AS ends_with_it, deadline_at FROM jobs")
     assert row["ends_with_it"]
     assert lease.expires_at == row["deadline_at"]
