@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -50,6 +52,9 @@ UNMIGRATED_SQLSTATES: Final = frozenset({"42P01", "42703"})
 # of PostgreSQL takes one to three.
 RETRIES: Final = 6
 FIRST_RETRY_SEC: Final = 0.1
+
+# How often in a row the statements of a block have failed, by alias: see one_outage().
+_failures: ContextVar[defaultdict[str, int] | None] = ContextVar("failures", default=None)
 
 # A process frozen between its statement and its COMMIT holds the locks of its rows, and a pass
 # steps over locked rows: the server ends such a transaction.
@@ -263,6 +268,18 @@ def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> No
         hook()
 
 
+@contextmanager
+def one_outage() -> Iterator[None]:
+    """Let the statements of this block share the retries of one, until one of them succeeds: what
+    is in the way of several in a row would be waited for by each in turn.
+    """
+    token = _failures.set(defaultdict(int))
+    try:
+        yield
+    finally:
+        _failures.reset(token)
+
+
 def retrying(
     connection: BaseDatabaseWrapper,
     send: Callable[[bool], R],
@@ -275,19 +292,27 @@ def retrying(
     ``send`` is told whether an earlier call lost its connection, and so may have been committed.
     In a transaction of the caller's nothing is retried: only the caller can start that over.
     """
+    failures = _failures.get()
+    if failures is None:
+        failures = defaultdict(int)
     may_be_committed = False
-    for wait in (FIRST_RETRY_SEC * 2**n for n in range(RETRIES)):
-        if in_transaction(connection):
-            break
+    while not in_transaction(connection):
         try:
-            return send(may_be_committed)
+            result = send(may_be_committed)
         except (DatabaseError, InterfaceError) as error:
             if not_after() or not is_transient(connection, error):
                 raise
-            logger.info("transient database error, trying again: %s", in_words(error))
             if _ended_session(connection, error):
                 may_be_committed = True
                 _discard(connection)
+            if failures[connection.alias] >= RETRIES:
+                raise
+            logger.info("transient database error, trying again: %s", in_words(error))
+        else:
+            failures[connection.alias] = 0
+            return result
+        wait = FIRST_RETRY_SEC * 2 ** failures[connection.alias]
+        failures[connection.alias] += 1
         time.sleep(wait * random.uniform(0.75, 1.25))
     return send(may_be_committed)
 

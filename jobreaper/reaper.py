@@ -29,6 +29,7 @@ from jobreaper.db import (
     in_words,
     is_transient,
     on_commit,
+    one_outage,
     retrying,
     storable,
 )
@@ -130,6 +131,7 @@ class PassResult:
         ]
 
 
+@one_outage()
 def reap(
     tables: Iterable[str | type[models.Model]] | None = None,
     *,

@@ -19,7 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.sql import SQL, Composable, Identifier
 
 from jobreaper import conf, rendering, sql, values
-from jobreaper.db import connection_for, fetch_within, in_words, retrying
+from jobreaper.db import connection_for, fetch_within, in_words, one_outage, retrying
 from jobreaper.models import Job, JobEvent, ReaperPass
 from jobreaper.states import TERMINAL, Status
 from jobreaper.tables import JobTable, job_tables
@@ -51,6 +51,7 @@ class _Target(NamedTuple):
     age_sec: float
 
 
+@one_outage()
 def prune(
     *,
     dry_run: bool = False,

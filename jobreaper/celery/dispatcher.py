@@ -22,7 +22,7 @@ from django.db import Error, models, transaction
 from jobreaper import conf
 from jobreaper.base import LeasedJob
 from jobreaper.celery.task import LeasedTask
-from jobreaper.db import fetch, in_words, retrying
+from jobreaper.db import fetch, in_words, one_outage, retrying
 from jobreaper.exceptions import ConfigurationError, JobreaperError
 from jobreaper.handlers import handlers as job_handlers
 from jobreaper.handlers import import_tasks
@@ -99,6 +99,7 @@ def leased_tasks() -> list[LeasedTask]:
     return [task for task in tasks if isinstance(task, LeasedTask)]
 
 
+@one_outage()
 def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
     """Send the due jobs of every job table, oldest and highest priority first, at most
     ``batch_size`` of each table.

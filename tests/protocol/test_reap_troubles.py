@@ -488,3 +488,57 @@ def test_a_statement_that_takes_too_long_is_given_up_at_once(
     assert result.requeued_ids["asr_jobs"] == [key]
     assert result.all_errors == ["jobs: canceling statement due to statement timeout"]
     assert tries == 1
+
+
+# A database. An outage is waited for once, not by each statement in turn.
+
+
+@pytest.fixture
+def other() -> Iterator[Any]:
+    """An alias "other" for the test database, with settings of its own."""
+
+    def make(**settings: Any) -> None:
+        connections.settings["other"] = {**connections["default"].settings_dict, **settings}
+
+    yield make
+    connections["other"].close()
+    del connections["other"]
+    del connections.settings["other"]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits between tries, none of which is waited."""
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    return slept
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"NAME": "nowhere"}, 'database "nowhere" does not exist'),
+        ({"HOST": "127.0.0.1", "PORT": "1"}, "Connection refused"),
+    ],
+)
+def test_a_database_that_is_not_there_is_waited_for_once(
+    other: Any, waits: list[float], where: dict[str, str], words: str
+) -> None:
+    other(**where)
+    [pass_failed, not_recorded] = reap(database="other").all_errors
+    assert words in pass_failed
+    assert words in not_recorded
+    assert len(waits) == db.RETRIES
+
+
+def test_a_database_that_is_read_only_is_waited_for_once(
+    jobs: Rows, asr_jobs: Rows, other: Any, waits: list[float]
+) -> None:
+    jobs.plant_expired()
+    asr_jobs.plant_expired()
+    other(OPTIONS={"options": "-c default_transaction_read_only=on"})
+    errors = reap([Job, AsrJob, OwnJob], database="other").all_errors
+    assert len(errors) >= 3
+    assert all("read-only transaction" in error for error in errors)
+    assert len(waits) == db.RETRIES

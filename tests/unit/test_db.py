@@ -247,6 +247,46 @@ def test_tries_are_spread_over_as_long_as_a_restart_takes(monkeypatch: pytest.Mo
     assert 4 < sum(waits) < 9
 
 
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits between tries, none of which is waited."""
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    return slept
+
+
+def test_an_outage_is_waited_for_once_by_all_the_statements_of_a_block(waits: list[float]) -> None:
+    with db.one_outage():
+        for tries in (db.RETRIES + 1, 1, 1):
+            sender = Sender(99, lock_timeout)
+            with pytest.raises(OperationalError, match="locked"):
+                db.retrying(connection, sender)
+            assert len(sender.told) == tries
+    assert len(waits) == db.RETRIES
+    # Outside the block it is another one.
+    assert db.retrying(connection, Sender(1, lock_timeout)) == "sent"
+
+
+def test_what_succeeds_ends_an_outage(waits: list[float]) -> None:
+    with db.one_outage():
+        for _ in range(3):
+            assert db.retrying(connection, Sender(db.RETRIES, lock_timeout)) == "sent"
+    assert len(waits) == 3 * db.RETRIES
+
+
+@pytest.mark.usefixtures("hurry")
+def test_after_the_last_try_a_lost_connection_is_made_anew(sql: Sql) -> None:
+
+    def lose_the_connection() -> None:
+        end_session(sql)
+        run("SELECT 1")
+
+    with db.one_outage():
+        with pytest.raises(OperationalError):
+            db.retrying(connection, Sender(99, lose_the_connection))
+        assert db.retrying(connection, Sender(0, lose_the_connection)) == "sent"
+
+
 @pytest.mark.usefixtures("hurry")
 def test_after_a_lost_connection_the_next_try_is_warned_and_has_a_new_one(sql: Sql) -> None:
 
