@@ -16,8 +16,8 @@ import os
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -215,6 +215,20 @@ def own_connection(alias: str) -> BaseDatabaseWrapper:
         connection.jobreaper_heartbeat = True  # type: ignore[attr-defined]
         connections[alias] = connection
     return connection
+
+
+@contextmanager
+def bounded_connection(alias: str) -> Iterator[BaseDatabaseWrapper]:
+    """Give this thread such a connection until the block ends, where somebody waits for what it
+    does. Nothing is left open afterwards.
+    """
+    before = connection_for(alias)
+    before.close()
+    try:
+        yield own_connection(alias)
+    finally:
+        connections[alias].close()
+        connections[alias] = before
 
 
 heart = Heart()

@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
-from django.db import connections
 
 from jobreaper import control
 from jobreaper.celery import children, shutdown
 from jobreaper.db import in_words
+from jobreaper.heartbeat import bounded_connection
 from jobreaper.states import EventType
+from jobreaper.tables import table_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +87,8 @@ class LeasedRequest(Request):
             return  # no word about any job: the task would refuse it
         try:
             model = self.task.job_model()  # type: ignore[attr-defined]
-            cancel(model, self.args, by=self.hostname, reason="revoked")
+            with bounded_connection(table_of(model).alias):
+                cancel(model, self.args, by=self.hostname, reason="revoked")
         # Whatever it is, such as an argument that cannot be a key: the worker goes on.
         except Exception as error:
             logger.error("revoked, but %s was not cancelled: %s", self.args, in_words(error))
-        finally:
-            # Children forked from now on must not inherit this connection.
-            connections.close_all()

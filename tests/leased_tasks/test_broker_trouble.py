@@ -77,12 +77,13 @@ def test_a_worker_that_loses_its_redis_goes_on_with_its_jobs_and_resumes(
     beats(media, key)
     redis.start()
     until(lambda: worker.log.count("Connected to redis") > 1)
-    following = worker.send(media, "wait")
-    running(media, following)
+    until(lambda: worker.app.control.ping())
     assert running(media, key) == pid
-    # Seen at once, or when Celery looks: after a reconnect its loop may not hear a child before.
+    # Celery looks every five seconds.
     os.kill(pid, signal.SIGKILL)
+    until(lambda: media.event_types(key) == [EventType.JOB_WORKER_LOST], timeout_sec=2)
     running(media, key, attempt=2)
+    following = worker.send(media, "wait")
     for each in (key, following):
         worker.let_go(each)
         await_status(media, each, Status.SUCCESS)

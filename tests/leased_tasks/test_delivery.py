@@ -289,7 +289,7 @@ def test_a_revoked_message_that_is_not_about_one_job_cancels_none(
 ) -> None:
     keys = [plant(jobs) for _ in range(2)]
     work = app.tasks["tests.work"]
-    for args, kwargs in ((keys, {}), (keys[:1], {"colour": "red"})):
+    for args, kwargs in ((tuple(keys), {}), (tuple(keys[:1]), {"colour": "red"})):
         id = str(uuid.uuid4())
         app.control.revoke(id)
         until(lambda id=id: id in state.revoked)  # type: ignore[misc]
