@@ -67,7 +67,7 @@ def prune(
         batch_size: rows a statement.
         budget_sec: stop after these seconds and leave the rest to the next prune.
         database: an alias that holds the tables, in place of those Django's routers name.
-        progress: called after each full batch with the table's name and the rows deleted so far.
+        progress: called after each batch with the table's name and the rows deleted so far.
 
     Database errors do not raise: they are in the result, and the next prune goes on.
 
@@ -144,10 +144,10 @@ def _prune(
             ),
         )
         result.deleted[target.name] += count
-        if result.dry_run or count < batch_size:
-            return
         if progress is not None:
             progress(target.name, result.deleted[target.name])
+        if result.dry_run or count < batch_size:
+            return
 
 
 @cache

@@ -3,6 +3,9 @@
 import json
 import os
 import pty
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import connection
 from django.test import override_settings
 
 from jobreaper import ConfigurationError, enqueue, prune
@@ -21,6 +25,7 @@ from jobreaper.tasks import prune as prune_task
 from project.documents.models import ExecutorJob
 from project.media.models import Job as MediaJob
 from tests.rows import Rows, Sql, ago
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -120,7 +125,7 @@ def test_batches_go_on_until_nothing_is_left(sql: Sql) -> None:
     seen: list[tuple[str, int]] = []
     assert prune(batch_size=10, progress=lambda *step: seen.append(step)).is_complete
     assert JobEvent.objects.count() == 0
-    assert seen == [("job_events", 10), ("job_events", 20)]
+    assert [step for step in seen if step[1]] == [("job_events", n) for n in (10, 20, 25)]
 
 
 @AGES
@@ -276,6 +281,55 @@ def test_on_a_terminal_a_long_prune_shows_its_progress(sql: Sql) -> None:
     os.close(controller)
     assert "job_events: 10 deleted so far" in shown
     assert "job_events: 20 deleted so far" in shown
+
+
+@pytest.fixture
+def slow_deleting(sql: Sql) -> Iterator[None]:
+    """An event takes a tenth of a second to delete."""
+    sql(
+        """CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN PERFORM pg_sleep(0.1); RETURN OLD; END $$"""
+    )
+    sql(
+        """CREATE TRIGGER take_time BEFORE DELETE ON job_events
+           FOR EACH ROW EXECUTE FUNCTION take_time()"""
+    )
+    yield
+    sql("DROP FUNCTION take_time() CASCADE")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_command_says_on_ctrl_c_what_it_has_deleted(
+    style: str, slow_deleting: None, sql: Sql, database_url: str
+) -> None:
+    events(sql, 90, 50)
+    command = subprocess.Popen(
+        [sys.executable, "manage.py", "prune", "--batch-size", "5", "--format", style],
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "DATABASE_URL": database_url,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # In the middle of a batch.
+    asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = %s"
+    until(lambda: JobEvent.objects.count() <= 40 and sql(asleep, connection.settings_dict["NAME"]))
+    command.send_signal(signal.SIGINT)
+    told, problem = command.communicate(timeout=30)
+    assert command.returncode == 130
+    assert problem.splitlines()[-1] == "CommandError: stopped"
+    assert "Traceback" not in problem
+    deleted = 50 - JobEvent.objects.count()
+    assert 0 < deleted < 50
+    if style == "json":
+        assert json.loads(told)["deleted"]["job_events"] == deleted
+        assert json.loads(told)["errors"] == ["stopped"]
+    else:
+        assert f"job_events: {deleted} deleted" in told.splitlines()
 
 
 @AGES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import Any, Final
 
 from django.core.management.base import CommandError
 
@@ -12,13 +12,17 @@ from jobreaper.exceptions import ConfigurationError, UnsupportedDatabase
 from jobreaper.management.options import BAD_USAGE, ERROR, CheckedCommand, add_batch_options
 from jobreaper.retention import DEFAULT_BATCH_SIZE, PruneResult, prune
 
+# As shells have it: 128 and the number of SIGINT.
+STOPPED: Final = 130
+
 
 class Command(CheckedCommand):
     """Parses the arguments, prunes, prints what was deleted."""
 
     help = (
         "Delete finished jobs, events and passes that are older than RETENTION says. "
-        "Exits with 0 when all went well, 1 when something went wrong, 2 on bad usage."
+        "Exits with 0 when all went well, 1 when something went wrong, 2 on bad usage, "
+        "130 when it was stopped by Ctrl-C."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -28,15 +32,31 @@ class Command(CheckedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Prune."""
+        so_far = PruneResult(dry_run=options["dry_run"])
+
+        def note(table: str, deleted: int) -> None:
+            so_far.deleted[table] = deleted
+            if deleted and not so_far.dry_run and self.stderr.isatty():
+                self._show_progress(table, deleted)
+
         try:
             result = prune(
                 dry_run=options["dry_run"],
                 batch_size=options["batch_size"],
                 database=options["database"],
-                progress=self._show_progress if self.stderr.isatty() else None,
+                progress=note,
             )
         except (UnsupportedDatabase, ConfigurationError) as error:
             raise CommandError(str(error), returncode=BAD_USAGE) from error
+        except KeyboardInterrupt:
+            so_far.errors.append("stopped")
+            self._tell(so_far, options)
+            raise CommandError("stopped", returncode=STOPPED) from None
+        self._tell(result, options)
+        if result.errors:
+            raise CommandError("\n".join(result.errors), returncode=ERROR)
+
+    def _tell(self, result: PruneResult, options: dict[str, Any]) -> None:
         if options["format"] == "json":
             self.stdout.write(
                 json.dumps(
@@ -49,8 +69,6 @@ class Command(CheckedCommand):
             )
         else:
             self._print(result)
-        if result.errors:
-            raise CommandError("\n".join(result.errors), returncode=ERROR)
 
     def _show_progress(self, table: str, deleted: int) -> None:
         self.stderr.write(f"\r{table}: {deleted:,} deleted so far ", ending="")
