@@ -111,9 +111,14 @@ def _log(event: str, *, level: int | None = None, **pairs: Any) -> None:
 
 
 def _word(value: Any) -> str:
-    """Return a value as one word, so that a line stays one line and can be parsed."""
+    """Return a value as one word, so that a line stays one line and can be parsed. What a terminal
+    would obey is escaped.
+    """
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or re.search(r'[\s"]', text) else text
+    is_plain = text.isprintable()
+    if text and is_plain and not re.search(r'[\s"]', text):
+        return text
+    return json.dumps(text, ensure_ascii=not is_plain)
 
 
 def _of(lease: Any) -> dict[str, Any]:

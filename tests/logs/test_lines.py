@@ -65,6 +65,27 @@ def test_the_page_has_the_same_table() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("clip", "clip"),
+        ("größe", "größe"),
+        ("große Größe", '"große Größe"'),
+        ("", '""'),
+        ("e\x1b[31m", '"e\\u001b[31m"'),
+        ("a\x07\x7f\x9b", '"a\\u0007\\u007f\\u009b"'),
+        ("a\u202eb\u2028", '"a\\u202eb\\u2028"'),
+    ],
+)
+def test_a_value_is_one_word_and_tells_a_terminal_nothing(
+    value: str, word: str, lines: Lines
+) -> None:
+    logs._log("job_claimed", stage=value)
+    [record] = lines()
+    assert record.getMessage() == f"job_claimed stage={word}"
+    assert json.loads(word if word[0] == '"' else f'"{word}"') == value
+
+
 class TestUnknownKeys:
     """A key that is not on the list."""
 
