@@ -206,7 +206,8 @@ def _row(
     key = None
     if dedupe is not None:
         if dedupe not in list(Dedupe):
-            raise ValueError(f"dedupe must be None, {', '.join(map(repr, Dedupe))}, not {dedupe!r}")
+            words = ", ".join(repr(word.value) for word in Dedupe)
+            raise ValueError(f"dedupe must be None, {words}, not {dedupe!r}")
         key = make_dedupe_key(type, org_id, payload) if dedupe_key is None else dedupe_key
     for name, text in (("type", type), ("stage", stage), ("org_id", org_id), ("dedupe_key", key)):
         if text is not None or name == "type":

@@ -144,6 +144,11 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert jobs.all() == {}
 
 
+def test_what_dedupe_may_be_is_said_in_the_words_to_write() -> None:
+    with pytest.raises(ValueError, match="must be None, 'skip', 'replace', not 'always'"):
+        enqueue("mail", dedupe="always")
+
+
 def test_a_naive_time_is_in_the_current_time_zone(settings: Any, jobs: Rows) -> None:
     settings.TIME_ZONE = "Asia/Tokyo"
     job = enqueue("mail", run_at=datetime(2030, 1, 1, 9))

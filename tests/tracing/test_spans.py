@@ -204,6 +204,13 @@ class TestEnqueued:
             job.refresh_from_db()
             assert str(job.traceparent).startswith(traceparent(of(spans.one("request"))))
 
+    def test_a_job_that_is_replaced_belongs_to_the_trace_of_its_payload(self, spans: Spans) -> None:
+        with spans.tracer.start_as_current_span("first"):
+            enqueue("mail", {"n": 1}, dedupe="replace", dedupe_key="k")
+        with spans.tracer.start_as_current_span("second"):
+            job = enqueue("mail", {"n": 2}, dedupe="replace", dedupe_key="k")
+        assert str(job.traceparent).startswith(traceparent(of(spans.one("second"))))
+
     def test_its_runs_are_in_that_trace_whenever_they_come(self, spans: Spans) -> None:
         with spans.tracer.start_as_current_span("request"):
             job = OwnJob.objects.create(type="mail")
