@@ -319,7 +319,6 @@ class _Maker:
             "reaped_row": sql.compose("fragments/reaped_row", {"function": self._label(name)}),
             "trigger_sql": SqlLiteral(Trigger.SQL.value),
             "table_name": SqlLiteral(self.table.name),
-            "name_stages": self._inside(rendering.totals("name_stages"), stages, name),
             "fold_totals": self._inside(rendering.totals("fold_totals"), stages, name),
         }
         return self._function("reap", "reap", parts)

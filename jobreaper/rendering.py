@@ -79,7 +79,7 @@ def _order(time: Composable, by_lot: bool) -> Composable:
 
 def totals(name: str) -> str:
     """Return a statement over the totals, which belong to no one table."""
-    return sql.render(f"statements/{name}", _with({}, "labelled_totals"))
+    return sql.render(f"statements/{name}", _with({}, "labelled_totals", "named_stages"))
 
 
 def scrape(table: JobTable) -> str:

@@ -61,7 +61,6 @@ def count_pass(alias: str, scans: list[Scan], *, held: bool) -> None:
 
 def fold(connection: BaseDatabaseWrapper) -> None:
     """Give stages their names, and merge the rows of each total into one."""
-    _fetch(connection, "name_stages")
     _fetch(connection, "fold_totals")
 
 

@@ -237,7 +237,9 @@ class TestStages:
                 **{f"stage-{n:03}": round_ + 1 for n in range(MOST_STAGES)},
                 OTHER_STAGE: 50 * (round_ + 1),
             }
-            assert len(sql("TABLE jobreaper_totals")) == MOST_STAGES + 1
+            # Those without a name are known by the fold after the one that gave the last name.
+            rows = len(sql("TABLE jobreaper_totals"))
+            assert rows == MOST_STAGES + (1 if round_ else 50)
         assert len(sql("TABLE jobreaper_stages")) == MOST_STAGES
 
     def test_a_fold_that_may_not_touch_the_oldest_rows_gives_no_name_away(

@@ -100,10 +100,6 @@ BEGIN
         INSERT INTO jobreaper_totals (name, "table") VALUES ({held_passes}, '');
     END IF;
     FOR taken IN
-        {name_stages}
-    LOOP
-    END LOOP;
-    FOR taken IN
         {fold_totals}
     LOOP
     END LOOP;

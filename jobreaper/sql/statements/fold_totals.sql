@@ -1,7 +1,8 @@
--- Fold: each total becomes one row, the oldest it had. One statement, so that whoever adds them up
--- sees them before or after. Rows that another fold has in hand and rows not committed yet are left
--- to the next fold: nobody waits.
-WITH total AS MATERIALIZED (
+-- Fold: new stages get their names, and each total becomes one row, the oldest it had. One
+-- statement, so that whoever adds them up sees them before or after. Rows that another fold has in
+-- hand and rows not committed yet are left to the next fold: nobody waits.
+WITH named AS ({named_stages}),
+total AS MATERIALIZED (
     SELECT * FROM jobreaper_totals FOR UPDATE SKIP LOCKED
 ),
 labelled AS MATERIALIZED (

@@ -19,4 +19,3 @@ SELECT "table", stage, place
  WHERE (place IS NULL OR place <= {most_stages})
    AND pg_try_advisory_xact_lock(hashtext('jobreaper stages'), hashtext("table"))
 ON CONFLICT DO NOTHING
-RETURNING id
