@@ -219,10 +219,11 @@ def test_a_write_that_was_committed_after_all_is_no_stale_write(jobs: Rows, sql:
         "id": lease.key,
         "epoch": lease.epoch,
         "verb": "finish",
-        "worker": "w",
+        "worker": lease.worker,
         "stage": None,
         "attempt": 1,
         "tried_before": True,
+        "ended_by": [EventType.JOB_FINISHED],
     }
     with connection.cursor() as cursor:
         cursor.execute(table.statement("reject"), params)
