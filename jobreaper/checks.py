@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from django.apps.config import AppConfig
@@ -11,6 +11,9 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobreaper import conf, installed
+from jobreaper.base import LeasedJob
+from jobreaper.rendering import LONGEST_TEXT
+from jobreaper.states import Status
 from jobreaper.tables import JobTable, job_tables
 
 DOCS: Final = "See docs/checks.md#"
@@ -25,6 +28,12 @@ CLEARED_TIMES: Final = (
 )
 TIMES: Final = (*CLEARED_TIMES, "last_heartbeat_at", "next_earliest_run_at", "updated_at")
 TIME_TYPE: Final = "timestamp with time zone"
+TEXT_TYPES: Final = ("text", "character varying", "character")
+
+# Emptied together with those times, and written as text.
+CLEARED_TEXTS: Final = ("locked_by", "fail_code", "fail_reason")
+# The host's name as Linux limits it, the process's number and the token of its start.
+LONGEST_WORKER: Final = len(f"{'h' * 64}:{2**22}:{'0' * 8}")
 
 # What it costs an adopted table to have no column for a part: whoever reclaims its jobs, ...
 COSTS_TO_RECLAIM: Final = {
@@ -99,15 +108,7 @@ def check_adopted_tables(
     """Report E005 (a table that cannot be reaped) and W011 (what an adopted table lacks)."""
     messages: list[checks.CheckMessage] = []
     for table in job_tables():
-        messages += [
-            checks.Error(
-                f"Job table {table.name!r} cannot be reaped: {problem}.",
-                hint=f"{hint} {DOCS}e005",
-                obj=table.model,
-                id="jobreaper.E005",
-            )
-            for problem, hint in _obstacles(table)
-        ]
+        messages += [_e005(table, *obstacle) for obstacle in _obstacles(table)]
         costs = [f"- {part}: {cost}" for part, cost in _costs(table)]
         if costs:
             messages.append(
@@ -123,7 +124,21 @@ def check_adopted_tables(
     return messages
 
 
+def _e005(table: JobTable, problem: str, hint: str) -> checks.Error:
+    return checks.Error(
+        f"Job table {table.name!r} cannot be reaped: {problem}.",
+        hint=f"{hint} {DOCS}e005",
+        obj=table.model,
+        id="jobreaper.E005",
+    )
+
+
 def _obstacles(table: JobTable) -> Iterator[tuple[str, str]]:
+    if table.has_composite_key and issubclass(table.model, LeasedJob):
+        yield (
+            "its key is composite, and jobs with leases have a key of one column",
+            "Give the model a key of its own and let a UniqueConstraint have the other columns.",
+        )
     if not table.can_be_leased:
         if not {"claimed_at", "last_heartbeat_at"} & table.columns.keys():
             yield (
@@ -140,8 +155,21 @@ def _obstacles(table: JobTable) -> Iterator[tuple[str, str]]:
             yield (
                 f"the column {table.columns[part]!r} ({part}) may not be NULL, which it is after "
                 "a reap",
-                f"ALTER TABLE … ALTER COLUMN {table.columns[part]} DROP NOT NULL.",
+                _dropping_not_null(table.columns[part]),
             )
+    for part in CLEARED_TEXTS:
+        # A worker of a table without leases is only taken from its job.
+        is_written = table.can_be_leased or part != "locked_by"
+        if not table.is_text(part) and (is_written or not table.is_nullable(part)):
+            yield (
+                f"the column {table.columns[part]!r} ({part}) is no text"
+                + ("" if is_written else " and may not be NULL, which it is after a reap"),
+                "Name a column of text" + ("." if is_written else ", or let this one be NULL."),
+            )
+
+
+def _dropping_not_null(column: str) -> str:
+    return f"ALTER TABLE … ALTER COLUMN {column} DROP NOT NULL."
 
 
 def _costs(table: JobTable) -> Iterator[tuple[str, str]]:
@@ -174,8 +202,9 @@ def check_installed_sql(
 def check_tables_in_the_database(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Report W012 (rows that the reaper cannot see), W013 (columns that are not there yet) and W014
-    (times without a zone).
+    """Report E005 (columns that do not take what is written), W012 (rows that the reaper cannot
+    see), W013 (columns that are not there yet), W014 (times without a zone) and W015 (texts that
+    may not fit).
     """
     return [
         message
@@ -209,7 +238,7 @@ def _check_table(connection: BaseDatabaseWrapper, table: JobTable) -> Iterator[c
             id="jobreaper.W013",
         )
     times = {table.columns[part] for part in TIMES if part in table.columns}
-    types = {column: there.columns[column] for column in sorted(times & there.columns.keys())}
+    types = {column: there.columns[column].type for column in sorted(times & there.columns.keys())}
     odd = [f"{column} ({kind})" for column, kind in types.items() if kind != TIME_TYPE]
     if odd:
         zone = connection.timezone_name
@@ -219,6 +248,68 @@ def _check_table(connection: BaseDatabaseWrapper, table: JobTable) -> Iterator[c
             obj=table.model,
             id="jobreaper.W014",
         )
+    found = {part: there.columns.get(column) for part, column in table.columns.items()}
+    known = {part: column for part, column in found.items() if column is not None}
+    for obstacle in _obstacles_there(connection, table, known):
+        yield _e005(table, *obstacle)
+    short = [
+        f"{table.columns[part]} ({part}, {known[part].max_length} characters)"
+        for part, needed in _lengths_needed(table)
+        if part in known and (known[part].max_length or needed) < needed
+    ]
+    if short:
+        yield checks.Warning(
+            f"Job table {table.name!r} may have no room for what is written to {', '.join(short)}.",
+            hint=f"A worker's name has up to {LONGEST_WORKER} characters; the other texts are cut "
+            f"where the model's max_length is that of the column. {DOCS}w015",
+            obj=table.model,
+            id="jobreaper.W015",
+        )
+
+
+def _obstacles_there(
+    connection: BaseDatabaseWrapper, table: JobTable, columns: Mapping[str, installed.Column]
+) -> Iterator[tuple[str, str]]:
+    """Yield what the database's columns do not take, in whatever way the model has them."""
+    texts = CLEARED_TEXTS if table.can_be_leased else ("locked_by",)
+    for part in (*CLEARED_TIMES, *texts):
+        if part in columns and not columns[part].may_be_null and table.is_nullable(part):
+            yield (
+                f"the column {table.columns[part]!r} ({part}) may not be NULL, and the model says "
+                "that it may",
+                _dropping_not_null(table.columns[part]),
+            )
+    if "status" not in columns:
+        return
+    status = columns["status"]
+    if status.is_domain_of_enum:
+        yield (
+            f"the status is of the domain {status.own_type}, and PostgreSQL compares no domain of "
+            "an enum with a word",
+            f"ALTER TABLE … ALTER COLUMN {table.columns['status']} TYPE {status.type}.",
+        )
+    refused = [
+        f"{word!r} for {name}"
+        for name in Status
+        # Nothing ends a job of a table without leases but the reaper.
+        if table.can_be_leased or name not in (Status.SUCCESS, Status.CANCELLED)
+        for word in table.words[name]
+        if not installed.takes(connection, status, word)
+    ]
+    if refused:
+        yield (
+            f"its status is {status.own_type} and cannot be {', '.join(refused)}",
+            "Give words that the column takes in register(words={…}).",
+        )
+
+
+def _lengths_needed(table: JobTable) -> Iterator[tuple[str, int]]:
+    """Yield how many characters the parts need that are written as text."""
+    if table.can_be_leased:
+        yield "locked_by", LONGEST_WORKER
+    for part in ("fail_code", "fail_reason"):
+        # A model without a limit promises room for anything.
+        yield part, table.max_length(part) or LONGEST_TEXT
 
 
 def _connections(databases: Sequence[str] | None) -> list[BaseDatabaseWrapper]:

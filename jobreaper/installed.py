@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from django.apps import AppConfig
-from django.db import connections
+from django.db import DataError, IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.sql import SQL, Composable, Identifier
 from psycopg.sql import Literal as SqlLiteral
@@ -140,11 +140,20 @@ def drifted(
     return sorted(drifts, key=lambda drift: drift.name)
 
 
+class Column(NamedTuple):
+    """A column as it is. ``type`` is what a domain is made of, ``own_type`` the domain."""
+
+    type: str
+    own_type: str
+    is_domain_of_enum: bool
+    may_be_null: bool
+    max_length: int | None
+
+
 class TableAsItIs(NamedTuple):
     """A table as a session sees it."""
 
-    columns: Mapping[str, str]
-    """The type of each, by name."""
+    columns: Mapping[str, Column]
     hides_rows: bool
     role: str
 
@@ -157,7 +166,23 @@ def table_as_it_is(table: JobTable, connection: BaseDatabaseWrapper) -> TableAsI
     schema = Identifier(*table.name_parts[:-1]).as_string(None) if table.name_parts[1:] else None
     params = {"table": name, "schema": schema}
     rows = fetch(connection, sql.render("statements/table_as_it_is"), params)
-    return TableAsItIs(json.loads(rows[0][0]), *rows[0][1:]) if rows else None
+    if not rows:
+        return None
+    [(columns, *rest)] = rows
+    by_name = {name: Column(**column) for name, column in json.loads(columns).items()}
+    return TableAsItIs(by_name, *rest)
+
+
+def takes(connection: BaseDatabaseWrapper, column: Column, word: str) -> bool:
+    """Return whether a column can hold a word: an enum or a number takes not every one."""
+    if column.max_length is not None and len(word) > column.max_length:
+        return False
+    try:
+        with transaction.atomic(using=connection.alias):
+            fetch(connection, f"SELECT %(word)s::text::{column.own_type}", {"word": word})
+    except (DataError, IntegrityError):
+        return False
+    return True
 
 
 def create_when_ready(table: JobTable, connection: BaseDatabaseWrapper) -> None:

@@ -159,6 +159,11 @@ class JobTable:
         """Return whether a part of the protocol may be NULL, as one without a column always is."""
         return part not in self.columns or bool(self._fields[part].null)
 
+    def is_text(self, part: str) -> bool:
+        """Return whether a part of the protocol is text, as one without a column always is."""
+        types = (models.CharField, models.TextField)
+        return part not in self.columns or isinstance(self._fields[part], types)
+
     def max_length(self, part: str) -> int | None:
         """Return how many characters a part of the protocol has room for, where that is limited."""
         return self._fields[part].max_length if part in self.columns else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper import sql
-from jobreaper.states import AttemptsCounted, EventType, Status
+from jobreaper.states import AttemptsCounted, EventType, FailCode, Status
 
 if TYPE_CHECKING:
     from jobreaper.jobtable import JobTable
@@ -333,6 +333,9 @@ def _common_parts(table: JobTable) -> Parts:
         ),
         # A text that does not fit would keep its job from ever being given back or failed.
         "longest_fail_reason": Literal(table.max_length("fail_reason") or LONGEST_TEXT),
+        "longest_fail_code": Literal(table.max_length("fail_code") or LONGEST_TEXT),
+        # Not by left(): the column of a table without leases may be an enum.
+        "stored_timeout": Literal(FailCode.TIMEOUT.value[: table.max_length("fail_code")]),
         "is_queued": has_status(table, Status.QUEUED),
         "is_processing": has_status(table, Status.PROCESSING),
     }

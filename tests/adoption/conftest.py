@@ -1,12 +1,16 @@
 """Other people's tables, and what adopts them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, models
+from django.test.utils import isolate_apps
 
 from jobreaper import tables
+from jobreaper.base import LeasedJob
 from jobreaper.jobtable import JobTable
 from tests.committed import transactional_db
 from tests.rows import Rows, Sql
@@ -16,6 +20,7 @@ __all__ = ["transactional_db"]
 Adopt = Callable[..., JobTable]
 Create = Callable[..., Rows]
 Make = Callable[..., list[Any]]
+Leased = Callable[..., Any]
 
 
 @pytest.fixture
@@ -69,3 +74,26 @@ def make(transactional_db: None) -> Iterator[Make]:
     with connection.cursor() as cursor:
         for model in reversed(made):
             cursor.execute(f"DROP TABLE {model._meta.db_table} CASCADE")
+
+
+@pytest.fixture
+def leased(make: Make, adopt: Adopt) -> Leased:
+    """A job table of one's own, with fields of one's own."""
+
+    def run(**fields: models.Field[Any, Any]) -> Any:
+        with isolate_apps("project.documents"):
+            owner = type("Owner", (models.Model,), {"Meta": meta_of("owners"), "__module__": "m"})
+            for field in fields.values():
+                if isinstance(field, models.ForeignKey):
+                    field.remote_field.model = owner
+            attributes = {**fields, "Meta": meta_of("chores"), "__module__": __name__}
+            chore = type("Chore", (LeasedJob,), attributes)
+        make(owner, chore)
+        adopt(chore)
+        return chore
+
+    return run
+
+
+def meta_of(table: str) -> type:
+    return type("Meta", (), {"app_label": "documents", "db_table": table})

@@ -11,45 +11,19 @@ from typing import Any
 import pytest
 from django.db import connection, models
 from django.test import override_settings
-from django.test.utils import isolate_apps
 from django.utils import timezone
 
 import jobreaper
 from jobreaper import control, installed, tables
-from jobreaper.base import LeasedJob
 from jobreaper.jobtable import JobTable
 from jobreaper.metrics.readings import read
 from jobreaper.models import JobEvent
-from tests.adoption.conftest import Adopt, Make
+from tests.adoption.conftest import Leased
 from tests.rows import Sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Leased = Callable[..., Any]
 Take = Callable[[JobTable, int], list[Any]]
-
-
-@pytest.fixture
-def leased(make: Make, adopt: Adopt) -> Leased:
-    """A job table of one's own, with fields of one's own."""
-
-    def run(**fields: models.Field[Any, Any]) -> Any:
-        with isolate_apps("project.documents"):
-            owner = type("Owner", (models.Model,), {"Meta": meta_of("owners"), "__module__": "m"})
-            for field in fields.values():
-                if isinstance(field, models.ForeignKey):
-                    field.remote_field.model = owner
-            attributes = {**fields, "Meta": meta_of("chores"), "__module__": __name__}
-            chore = type("Chore", (LeasedJob,), attributes)
-        make(owner, chore)
-        adopt(chore)
-        return chore
-
-    return run
-
-
-def meta_of(table: str) -> type:
-    return type("Meta", (), {"app_label": "documents", "db_table": table})
 
 
 def by_the_next(table: JobTable, n: int) -> list[Any]:

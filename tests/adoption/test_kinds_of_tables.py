@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jobreaper.base import LeasedJob
 from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.jobtable import JobTable
 from tests.adoption import errands
-from tests.adoption.conftest import Adopt, Create
+from tests.adoption.conftest import Adopt, Create, Leased
 from tests.rows import Rows, Sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,6 +102,29 @@ def test_any_number_of_rows_that_cannot_be_written_stops_no_other(
         function.drop(connection)
     else:
         assert jobreaper.reap([table.model], batch_size=10).requeued == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "longer"),
+    [
+        (models.CharField(max_length=3, primary_key=True), "abcd"),
+        (models.DecimalField(max_digits=4, decimal_places=1, primary_key=True), Decimal("1.04")),
+    ],
+)
+def test_a_key_that_does_not_fit_is_no_jobs(leased: Leased, key: Any, longer: Any) -> None:
+    chore = leased(key=key)
+    pk = chore.objects.create(key="abc" if isinstance(longer, str) else "1.0").pk
+    for each in [
+        installed.policies(connection),
+        *installed.of_table(tables.table_of(chore), connection),
+    ]:
+        each.create(connection)
+    with connection.cursor() as cursor:
+        call = "SELECT key FROM chores_claim('w', job_id => %s)"
+        cursor.execute(call, [longer])
+        assert cursor.fetchall() == []
+        cursor.execute(call, [pk])
+        assert len(cursor.fetchall()) == 1
 
 
 @pytest.fixture
@@ -432,19 +456,35 @@ def test_the_note_tells_the_ttl_in_words(
 
 
 def test_a_note_too_long_for_its_column_is_cut(create: Create, adopt: Adopt, sql: Sql) -> None:
-    create(f"CREATE TABLE chores (id int, fail_reason varchar(9), {COMMON})", "TABLE chores")
-    table = adopt(model(fail_reason=models.CharField(max_length=9, null=True)), ttl=60)
+    create(
+        f"CREATE TABLE chores (id int, fail_reason varchar(9), fail_code varchar(4), {COMMON})",
+        "TABLE chores",
+    )
+    table = adopt(
+        model(
+            fail_reason=models.CharField(max_length=9, null=True),
+            fail_code=models.CharField(max_length=4, null=True),
+        ),
+        ttl=60,
+        on_expiry="fail",
+    )
     sql("INSERT INTO chores VALUES (1)")
-    assert reaped(table) == {1: "requeued"}
-    assert sql("SELECT fail_reason FROM chores") == [{"fail_reason": "RECLAIMED"}]
+    assert reaped(table) == {1: "failed"}
+    assert sql("SELECT fail_reason, fail_code FROM chores") == [
+        {"fail_reason": "RECLAIMED", "fail_code": "time"}
+    ]
 
 
-def test_an_error_too_long_for_its_column_is_cut(
+def test_an_error_too_long_for_its_columns_is_cut(
     create: Create, adopt: Adopt, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(errands.DEFINITION, "SCHEMA office")
-    sql('ALTER TABLE office."Errands" ALTER error_text TYPE varchar(9)')
+    sql(
+        'ALTER TABLE office."Errands" ALTER error_text TYPE varchar(9),'
+        " ALTER error_code TYPE varchar(4)"
+    )
     monkeypatch.setattr(errands.Errand._meta.get_field("error_text"), "max_length", 9)
+    monkeypatch.setattr(errands.Errand._meta.get_field("error_code"), "max_length", 4)
     table = adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
     for each in [installed.policies(connection), *installed.of_table(table, connection)]:
         each.create(connection)
@@ -455,20 +495,18 @@ def test_an_error_too_long_for_its_column_is_cut(
     lease = claim(jobs[1].pk, worker="w")
     assert lease
     call = 'SELECT office."Errands_fail"(%s, %s, %s, %s, %s) AS held'
-    assert sql(call, lease.pk, "w", lease.epoch, "E1", "much too long") == [{"held": True}]
+    assert sql(call, lease.pk, "w", lease.epoch, "E1234", "much too long") == [{"held": True}]
     errands.Errand._default_manager.filter(pk=jobs[2].pk).update(tries_allowed=1)
     assert claim(jobs[2].pk)
     errands.Errand._default_manager.filter(pk=jobs[2].pk).update(
         leased_until=timezone.now() - timedelta(1)
     )
     assert jobreaper.reap([errands.Errand]).failed == 1
-    assert [
-        *errands.Errand._default_manager.order_by("pk").values_list("error_text", flat=True)
-    ] == [
-        "much too ",
-        "much too ",
-        "lease_exp",
-    ]
+    errors = errands.Errand._default_manager.order_by("pk").values_list("error_code", "error_text")
+    assert [*errors] == [("OSEr", "much too "), ("E123", "much too "), ("time", "lease_exp")]
+    assert control.fail(errands.Errand, [jobs[0].pk], by="ann")
+    jobs[0].refresh_from_db()
+    assert jobs[0].error_code == "fail"
 
 
 def test_attempts_that_are_null_count_as_none_and_the_rows_limit_wins(

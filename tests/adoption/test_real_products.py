@@ -423,6 +423,32 @@ def test_a_role_that_does_not_see_every_row_is_told_so(
     assert passed(table) == {}
 
 
+@pytest.mark.parametrize(
+    ("policy", "is_told"),
+    [
+        ("USING (tenant_id IS NULL)", True),
+        ("FOR SELECT USING (tenant_id IS NULL)", True),
+        ("FOR DELETE USING (tenant_id IS NULL)", False),
+        ("USING (true)", False),
+    ],
+)
+def test_a_restrictive_policy_may_hide_what_another_shows(
+    scan: Any,
+    adopt: Adopt,
+    sql: Sql,
+    monkeypatch: pytest.MonkeyPatch,
+    as_role: Callable[[str], None],
+    policy: str,
+    is_told: bool,
+) -> None:
+    table = adopt_scans(adopt, scan)
+    lost_scan(scan)
+    sql(f"CREATE POLICY hiding ON scans AS RESTRICTIVE {policy}")
+    as_role("policy")
+    assert bool(w012(table, monkeypatch)) is is_told
+    assert bool(passed(table)) is not is_told
+
+
 def test_the_role_of_another_alias_of_the_database_is_looked_at_too(
     scan: Any,
     adopt: Adopt,

@@ -17,7 +17,7 @@ failed AS (
            {finished_at} = CASE WHEN verdict.requeues THEN NULL ELSE statement_timestamp() END,
            {next_earliest_run_at} = CASE WHEN verdict.requeues THEN verdict.run_again_at
                                          ELSE job.{next_earliest_run_at} END,
-           {fail_code} = verdict.fail_code,
+           {fail_code} = left(verdict.fail_code, {longest_fail_code}),
            {fail_reason} = left(coalesce(verdict.fail_reason, {no_fail_reason}),
                                 {longest_fail_reason}),
            {unlock}

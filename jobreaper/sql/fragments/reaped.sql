@@ -11,7 +11,7 @@ reaped AS (
            {finished_at} = CASE WHEN verdict.requeues THEN job.{finished_at}
                                 ELSE statement_timestamp() END,
            {fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code}
-                              ELSE verdict.fail_code END,
+                              ELSE left(verdict.fail_code, {longest_fail_code}) END,
            {fail_reason} = CASE WHEN verdict.requeues THEN job.{fail_reason}
                                 ELSE left(coalesce(verdict.fail_reason, verdict.reason),
                                           {longest_fail_reason}) END,

@@ -8,6 +8,6 @@
 {lease_epoch} = coalesce(job.{lease_epoch}, 0) + 1,
 {reap_count} = coalesce(job.{reap_count}, 0) + 1,
 {finished_at} = CASE WHEN verdict.requeues THEN NULL ELSE statement_timestamp() END,
-{fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code} ELSE {timeout} END,
+{fail_code} = CASE WHEN verdict.requeues THEN job.{fail_code} ELSE {stored_timeout} END,
 {fail_reason} = left(verdict.note, {longest_fail_reason}),
 {updated_at} = statement_timestamp()

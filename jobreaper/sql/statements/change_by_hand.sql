@@ -31,7 +31,8 @@ changed AS (
            {finished_at} = CASE WHEN %(target)s = {queued} THEN NULL
                                 ELSE statement_timestamp() END,
            {fail_code} = CASE %(target)s WHEN {queued} THEN {no_fail_code}
-                                         WHEN {failed} THEN %(fail_code)s
+                                         WHEN {failed} THEN
+                                             left(%(fail_code)s, {longest_fail_code})
                                          ELSE job.{fail_code} END,
            {fail_reason} = CASE %(target)s WHEN {queued} THEN {no_fail_reason}
                                            WHEN {failed} THEN
