@@ -342,9 +342,15 @@ def _common_parts(table: JobTable) -> Parts:
 
 
 def id_type(table: JobTable) -> str:
-    """Return the type of a job's key in statements; a composite key is text."""
-    single = len(table.key_columns) == 1
-    return (table.pk.rel_db_type(table.connection()) or "text") if single else "text"
+    """Return the type of a job's key in statements, without its length: a cast would cut a longer
+    key to one of another job. A composite key is text.
+    """
+    if len(table.key_columns) > 1:
+        return "text"
+    own = table.pk.rel_db_type(table.connection()) or "text"
+    bare = re.sub(r" *\([\d, ]+\)", "", own)
+    # A char without a length has room for one character.
+    return "bpchar" if bare in ("char", "character") else bare
 
 
 def _nothing(table: JobTable, part: str) -> Composable:
