@@ -113,6 +113,7 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
             "worker": "w",
             "retry": True,
             "delay_sec": None,
+            "waited_ms": 0,
             "fail_code": "code",
             "fail_reason": "reason",
             "policies": policies(),
