@@ -111,6 +111,7 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
             "id": pk,
             "epoch": 1,
             "worker": "w",
+            "waited_ms": 0.0,
             "retry": True,
             "delay_sec": None,
             "waited_ms": 0,
