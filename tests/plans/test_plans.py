@@ -114,7 +114,6 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
             "waited_ms": 0.0,
             "retry": True,
             "delay_sec": None,
-            "waited_ms": 0,
             "fail_code": "code",
             "fail_reason": "reason",
             "policies": policies(),
