@@ -278,7 +278,8 @@ class _Maker:
         else:
             parts = rendering.reclaim_parts(self.table)
             if self.time_zone == "UTC":
-                # A time without a zone is not to be read in that of whoever looks.
+                # A time is not to be read in the zone of whoever looks.
+                parts["key_as_text"] = rendering.key_in_utc(self.table)
                 parts["last_seen_at"] = SQL("to_timestamp(extract(epoch FROM {}))").format(
                     parts["last_seen_at"]
                 )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, LiteralString
 
+from django.db import models
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper import sql
@@ -382,6 +383,18 @@ def _limit_of_job(table: JobTable) -> Composable:
         return SQL("true")
     # The kind of work may be an enum or a number.
     return SQL("limits.stage = job.{}::text").format(Identifier(table.columns["stage"]))
+
+
+def key_in_utc(table: JobTable) -> Composable:
+    """Return the key of ``job`` as text, as a session has it whose time zone is UTC."""
+    if not table.has_composite_key:
+        return _key_as_text([Identifier(table.key_columns[0])])
+    values: list[Composable] = []
+    for own in table.model._meta.pk_fields:
+        value = SQL("job.{}").format(Identifier(str(own.column)))
+        is_time = isinstance(own, models.DateTimeField)
+        values.append(sql.compose("fragments/time_in_utc", {"time": value}) if is_time else value)
+    return SQL("jsonb_build_array({})::text").format(SQL(", ").join(values))
 
 
 def _key_as_text(keys: list[Identifier]) -> Composable:

@@ -282,6 +282,31 @@ def test_a_time_without_a_zone_is_the_same_in_whatever_zone_it_is_looked_at(
         each.drop(connection)
 
 
+@pytest.mark.parametrize("time", ["timestamptz", "timestamp"])
+def test_a_time_in_a_key_is_the_same_in_a_view_and_in_an_event(
+    create: Create, adopt: Adopt, sql: Sql, time: str
+) -> None:
+    create(f"CREATE TABLE chores (at {time}, n int, {COMMON}, PRIMARY KEY (at, n))", "TABLE chores")
+    sql("INSERT INTO chores VALUES ('2026-03-29 01:30:00Z', 1), ('2026-03-29 01:30:00.25Z', 2)")
+    table = adopt(
+        model(
+            pk=models.CompositePrimaryKey("at", "n"),
+            at=models.DateTimeField(),
+            n=models.IntegerField(),
+        ),
+        ttl=60,
+    )
+    for each in installed.of_table(table, connection):
+        each.create(connection)
+    shown = []
+    for zone in ("Asia/Tokyo", "America/Los_Angeles"):
+        sql(f"SET TimeZone = '{zone}'")
+        shown.append([row["job_id"] for row in sql("SELECT job_id FROM chores_stale_monitor")])
+    assert reaped(table) == dict.fromkeys(shown[0], "requeued")
+    events = [row["job_id"] for row in sql("SELECT job_id FROM job_events")]
+    assert sorted(events) == sorted(shown[0]) == sorted(shown[1])
+
+
 def test_a_table_behind_another_schema_on_the_path(create: Create, adopt: Adopt, sql: Sql) -> None:
     create("CREATE SCHEMA front", "SCHEMA front")
     create(f"CREATE TABLE chores (id int PRIMARY KEY, {COMMON})", "TABLE chores")
