@@ -117,11 +117,11 @@ def register(
             max_attempts=_parsed("max_attempts", values.count, max_attempts),
             attempts_counted=_parsed("attempts_counted", AttemptsCounted, attempts_counted),
             on_expiry=_parsed("on_expiry", values.on_expiry, on_expiry),
-            note=note,
+            note=_parsed("note", values.name, note) if note else note,
             retention=retention,
             function_names=MappingProxyType(
                 {
-                    verb: _parsed(f"functions for {verb!r}", _as_name, name)
+                    verb: _parsed(f"functions for {verb!r}", values.name, name)
                     for verb, name in functions.items()
                 }
             ),
@@ -190,13 +190,8 @@ def _as_word(word: object) -> str:
     value = word.value if isinstance(word, Enum) else word
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("it must be text or a whole number")
-    return str(value)
-
-
-def _as_name(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise ValueError("it must be a name")
-    return name
+    text = str(value)
+    return values.name(text) if text else text
 
 
 def job_tables() -> list[JobTable]:

@@ -624,7 +624,11 @@ def test_jobs_whose_numbers_are_null_can_be_leased_and_come_to_an_end(
             {"functions": {"reclaim": "x"}},
             "'reclaim' is no function or view .there are claim, heart",
         ),
-        ({"functions": {"reap": 1}}, "functions for 'reap' is 1: it must be a name"),
+        ({"functions": {"reap": 1}}, "functions for 'reap' is 1: it must be text"),
+        ({"functions": {"reap": "a\x00b"}}, "functions for 'reap' is .*: it must have neither NUL"),
+        ({"words": {"queued": "a\ud800"}}, "words for 'queued' is .*: it must have neither NUL"),
+        ({"ttl": {"a\x00b": 1}}, "a stage in ttl is .*: it must have neither NUL"),
+        ({"note": "a\x00b"}, "note is .*: it must have neither NUL"),
         ({"functions": {"reap": "x", "claim": "x"}}, "has the name 'x' more than once"),
         (
             {"functions": {"stale_monitor": "chores_reclaim_history"}},
