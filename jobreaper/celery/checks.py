@@ -64,8 +64,9 @@ def check_celery(
 
 def _check_task(task: LeasedTask, lease_sec: float) -> Iterator[checks.CheckMessage]:
     try:
-        # Raises where jobs of the table cannot be claimed.
-        table_of(task.job_model()).statement("claim")
+        table = table_of(task.job_model())
+        if not table.can_be_leased:
+            raise NotLeasable(table.name, table.missing)
     except (ConfigurationError, UnknownTable, NotLeasable) as error:
         yield checks.Error(
             f"Task {task.name} can run no job: {error}",

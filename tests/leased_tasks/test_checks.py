@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from celery import Celery
 from django.core.checks import CheckMessage, run_checks
+from django.db import connection
 from django.test import override_settings
 
+from jobreaper.tables import table_of
+from project.media.models import Job
 from tests.leased_tasks.brokers import broker_url, celery_app, leased
 
 
@@ -49,6 +52,15 @@ def test_a_task_that_can_run_no_job_is_an_error(
 ) -> None:
     declare(one_app, model=model)
     check_one("E006", words)
+
+
+def test_what_is_wrong_with_the_database_is_not_said_of_each_task_too(
+    one_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(one_app, model="media.Job")
+    monkeypatch.setitem(vars(table_of(Job)), "_statements", {})
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    assert [message.id for message in found()] == ["jobreaper.E007"]
 
 
 def test_a_message_that_redis_delivers_again_in_mid_job_is_a_warning() -> None:
