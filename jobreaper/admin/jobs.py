@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.checks import ModelAdminChecks
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.widgets import AdminTextInputWidget
+from django.core.checks import CheckMessage, Error
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models, transaction
 from django.db.models.functions import Now
@@ -29,7 +31,8 @@ from jobreaper.admin.verbs import (
     ask_then_change,
 )
 from jobreaper.admin.words import badge, between, shortened
-from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
+from jobreaper.base import PROTOCOL_COLUMNS, PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
+from jobreaper.jobtable import OWN_WORDS
 from jobreaper.models import Digest, Job
 from jobreaper.pauses import is_paused
 from jobreaper.queue import enqueue_many
@@ -71,8 +74,33 @@ class NotNullJSONField(forms.JSONField):
     empty_values: Any = [None]
 
 
+class LeasedJobAdminChecks(ModelAdminChecks):
+    """Django's checks, where the model is one that the pages can show."""
+
+    def check(self, admin_obj: Any, **kwargs: Any) -> list[CheckMessage]:
+        """Report E007: the model has not a ``LeasedJob``'s fields and words."""
+        model = admin_obj.model
+        names = {field.name for field in model._meta.concrete_fields}
+        missing = [name for name in PROTOCOL_COLUMNS if name not in names]
+        if missing:
+            problem = f"has no field {', '.join(missing)}"
+        elif table_of(model).words != OWN_WORDS:
+            problem = "has words of its own for the status"
+        else:
+            return super().check(admin_obj, **kwargs)
+        return [
+            Error(
+                f"{model._meta.label} {problem}, so {type(admin_obj).__name__} cannot show it.",
+                hint="Use Django's ModelAdmin for it. See docs/checks.md#e007",
+                obj=type(admin_obj),
+                id="jobreaper.E007",
+            )
+        ]
+
+
 class LeasedJobAdmin(LargeTableAdmin):
-    """The admin of a ``LeasedJob``. Subclass it for your own job tables.
+    """The admin of a ``LeasedJob``. Subclass it for your own job tables: adopted ones too, where
+    their fields and words are those of a ``LeasedJob``.
 
     The list shows how each lease stands, filters by status, stage, lease and worker, finds a job by
     its exact id, and stays quick on tables of many millions of rows: it never counts or sorts the
@@ -84,6 +112,7 @@ class LeasedJobAdmin(LargeTableAdmin):
     ``fieldsets`` replace the page's own layout.
     """
 
+    checks_class = LeasedJobAdminChecks
     list_display: Any = (
         "job",
         "status_badge",

@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib.admin import AdminSite
 from django.db import models
 
 import jobreaper
 from jobreaper import checks
+from jobreaper.admin import LeasedJobAdmin
 from jobreaper.base import LeasedJob
 from jobreaper.jobtable import JobTable
 from tests.adoption import errands
@@ -153,6 +155,38 @@ def test_columns_that_are_too_short(
     monkeypatch.setattr(errands.Errand._meta.get_field("error_code"), "max_length", 5)
     sql('ALTER TABLE office."Errands" ALTER worker TYPE varchar(81)')
     assert told(table) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (None, None),
+        ({"failed": "dead"}, "has words of its own for the status"),
+    ],
+)
+def test_the_admin_of_leased_jobs_is_refused_where_it_cannot_show_them(
+    adopt: Adopt, words: Any, problem: str | None
+) -> None:
+    fields: dict[str, Any] = {f.name: f.clone() for f in LeasedJob._meta.local_fields}
+    table = adopt(model(**fields), words=words)
+    found = LeasedJobAdmin(table.model, AdminSite()).check()
+    assert [(f.id, f.msg) for f in found] == (
+        []
+        if problem is None
+        else [
+            (
+                "jobreaper.E007",
+                f"{table.model._meta.label} {problem}, so LeasedJobAdmin cannot show it.",
+            )
+        ]
+    )
+
+
+def test_the_admin_of_leased_jobs_is_refused_for_other_fields(adopt: Adopt) -> None:
+    adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
+    [error] = LeasedJobAdmin(errands.Errand, AdminSite()).check()
+    assert error.id == "jobreaper.E007"
+    assert error.msg.startswith("office.Errand has no field status, stage, locked_by, claimed_at,")
 
 
 def test_a_leased_jobs_key_has_one_column(adopt: Adopt, told: Any) -> None:
