@@ -12,7 +12,14 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from django.db import DatabaseError, Error, InterfaceError, connections, transaction
+from django.db import (
+    DatabaseError,
+    Error,
+    InterfaceError,
+    OperationalError,
+    connections,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import Error as PsycopgError
 from psycopg import OperationalError as PsycopgOperationalError
@@ -157,6 +164,18 @@ def is_lost(connection: BaseDatabaseWrapper) -> bool:
     """
     raw = connection.connection
     return raw is None or raw.closed or raw.info.transaction_status == TransactionStatus.ACTIVE
+
+
+def may_be_outage(error: BaseException) -> bool:
+    """Return whether ``error``, or one before it, may be that a database could not be reached."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        if isinstance(link, OperationalError | InterfaceError | PsycopgOperationalError):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def is_transient(connection: BaseDatabaseWrapper, error: Exception) -> bool:

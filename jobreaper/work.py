@@ -24,8 +24,8 @@ import psycopg
 from django.db import Error, close_old_connections, connections, reset_queries
 from psycopg.sql import SQL, Identifier
 
-from jobreaper import conf, heartbeat
-from jobreaper.db import in_words
+from jobreaper import conf, heartbeat, sql
+from jobreaper.db import fetch, in_words, is_lost, may_be_outage, retrying
 from jobreaper.handlers import handlers
 from jobreaper.lease_groups import Run, claim_group, fail_group, finish_group, release_group
 from jobreaper.models import Job
@@ -62,6 +62,9 @@ PACE_WEIGHT: Final = 0.3
 
 # A job that is done is marked so this soon, alone if need be.
 LINGER_SEC: Final = 0.05
+
+# Told to stop, a worker tries for so long after its last job to end what it could not end yet.
+LAST_TRIES_SEC: Final = 5.0
 
 # Failed attempts are ended by so many a statement, which compares each with each.
 FAILED_AT_ONCE: Final = 100
@@ -108,7 +111,15 @@ class Worker:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_rung = False
         self._stopping = False
+        self._stopped_at = 0.0
+        self._gave_up = False
+        # How many jobs of this worker could not be ended; their leases run out.
+        self.left_behind = 0
         self._broken_by: BaseException | None = None
+        # Set while jobs may be started; after how many outages.
+        self._reachable = threading.Event()
+        self._reachable.set()
+        self._outages = 0
         self._waiting: SimpleQueue[Run | None] = SimpleQueue()
         self._done: deque[Run] = deque()
         # To be given back.
@@ -131,6 +142,7 @@ class Worker:
         """Stop claiming, let the running jobs end and give the others back; may be called by a
         signal's handler.
         """
+        self._stopped_at = local_clock()
         self._stopping = True
         self._ring()
 
@@ -154,20 +166,35 @@ class Worker:
             while self._turn(once):
                 pass
         finally:
-            self._stopping = True
-            for _ in range(self.concurrency):
-                self._waiting.put(None)
-            for thread in threads:
-                thread.join()
+            self._wind_up(threads)
         if self._broken_by is not None:
             raise RuntimeError("a thread that ran handlers has ended") from self._broken_by
         return self.tally
+
+    def _wind_up(self, threads: list[threading.Thread]) -> None:
+        """Let what runs come to its end, start nothing more, and end what can be ended."""
+        self._stopping = True
+        self._take_back()
+        self._reachable.set()
+        for _ in range(self.concurrency):
+            self._waiting.put(None)
+        for thread in threads:
+            thread.join()
+        if not self._gave_up:
+            with suppress(Error):
+                self._end_done(at_once=True)
+                self._give_back()
+        left = list(self._in_hand)
+        self.left_behind = len(left)
+        heartbeat.heart.remove(*(run.lease for run in left))
 
     def _turn(self, once: bool) -> bool:
         """Do what is to be done now, wait until there is more, and return whether to go on."""
         # With DEBUG, Django keeps every statement until the next request, which never comes here.
         reset_queries()
         try:
+            if not self._reachable.is_set():
+                self._reach()
             self._end_done()
             if self._stopping or self._is_stuck or self._unwanted:
                 self._give_back()
@@ -177,12 +204,37 @@ class Worker:
             if once:
                 raise
             logger.warning("the database did not answer, trying again: %s", in_words(error))
-            connections[self._table.alias].close()
+            connection = connections[self._table.alias]
+            if is_lost(connection):
+                self._hold()
+            connection.close()
             self._next_claim = local_clock() + self.poll_sec
         if (once or self._stopping) and not self._in_hand:
             return False
+        self._gave_up = self._stopping and self._has_tried_enough
+        if self._gave_up:
+            return False
         self._wait()
         return True
+
+    def _hold(self) -> None:
+        """Start no job before the database was reached: each would be an attempt in vain."""
+        self._outages += 1
+        self._reachable.clear()
+
+    def _reach(self) -> None:
+        connection = self._table.connection()
+        statement = sql.render("statements/reach")
+        retrying(connection, lambda _: fetch(connection, statement, {}))
+        self._reachable.set()
+
+    @property
+    def _has_tried_enough(self) -> bool:
+        """Whether nothing runs any more, and what is left could not be ended for a while."""
+        if len(self._done) + len(self._unwanted) + self._waiting.qsize() < len(self._in_hand):
+            return False
+        last = max(self._stopped_at, *(run.ended_at for run in list(self._done)[-1:]), 0.0)
+        return local_clock() - last > LAST_TRIES_SEC
 
     def _wait(self) -> None:
         busy = self._done or self._unwanted or self._waiting.qsize()
@@ -234,8 +286,13 @@ class Worker:
     def _run_jobs(self) -> None:
         """Run what waits until told to stop; a thread's whole life."""
         run = None
+        outages = self._outages
         try:
-            while (run := self._waiting.get()) is not None:
+            while self._reachable.wait() and (run := self._waiting.get()) is not None:
+                if outages != self._outages:
+                    # Those that were idle meanwhile have not noticed.
+                    outages = self._outages
+                    connections.close_all()
                 run.started_at = local_clock()
                 run.lease.waited_ms = run.waited_ms
                 try:
@@ -245,6 +302,9 @@ class Worker:
                     run.error = error
                 run.ended_at = local_clock()
                 reset_queries()
+                if run.error is not None and may_be_outage(run.error):
+                    self._hold()
+                    self._ring()
                 self._done.append(run)
                 waiting = self._waiting.qsize()
                 if waiting <= self._window // 2:
@@ -265,14 +325,14 @@ class Worker:
         finally:
             connections.close_all()
 
-    def _end_done(self) -> None:
+    def _end_done(self, *, at_once: bool = False) -> None:
         """End the jobs that are done, together, once there are enough or one has waited enough."""
         done = self._done
         runs: list[Run] = []
         # Another thread may be taking the same ones.
         with suppress(IndexError):
             has_lingered = local_clock() - done[0].ended_at >= LINGER_SEC
-            if len(done) < self.batch and self._left and not has_lingered:
+            if len(done) < self.batch and self._left and not (has_lingered or at_once):
                 return
             while True:
                 runs.append(done.popleft())
@@ -302,6 +362,11 @@ class Worker:
             ending = fail_group(failed[n : n + FAILED_AT_ONCE])
             self._count("failed", ending.ended)
             self._count("lost", ending.lost)
+        limited = conf.settings().limited_stages
+        ended = (run.lease.stage for run in runs if run not in self._in_hand)
+        if limited and not limited.isdisjoint(ended):
+            # There is a place for another one of its stage.
+            self._look_now()
 
     def _count(self, what: str, runs: list[Run]) -> None:
         with self._counting:
@@ -320,18 +385,21 @@ class Worker:
 
     def _give_back(self) -> None:
         """Give back what waits, and what could not be given back before."""
-        with suppress(Empty):
-            while (run := self._waiting.get_nowait()) is not None:
-                self._unwanted.append(run)
+        self._take_back()
         if not self._unwanted:
             return
-        self._line.clear()
         self._window = self.concurrency
         ending = release_group(self._unwanted)
         # A heartbeat, perhaps our own, or somebody else has a hand on those that are locked.
         self._unwanted = ending.locked
         self._count("released", ending.ended)
         self._count("lost", ending.lost)
+
+    def _take_back(self) -> None:
+        with suppress(Empty):
+            while (run := self._waiting.get_nowait()) is not None:
+                self._unwanted.append(run)
+        self._line.clear()
 
     def _hear(self) -> None:
         """Ring when jobs are enqueued; a thread's whole life."""

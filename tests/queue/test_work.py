@@ -5,12 +5,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import Error, connection, connections, transaction
 from django.test import override_settings
+from psycopg.sql import SQL, Identifier
 
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
 from jobreaper.lease_groups import claim_group, fail_group, finish_group, release_group
@@ -554,6 +556,22 @@ def test_max_running_holds_for_threads_as_well(gate: Gate, working: Any) -> None
     until(lambda: worker.tally.succeeded == 6)
 
 
+@override_settings(JOBREAPER={"STAGES": {"one-by-one": {"max_running": 1}}})
+def test_the_next_job_of_a_full_stage_is_claimed_when_one_ends_and_not_when_it_is_time_to_look(
+    working: Any,
+) -> None:
+    @job_handler("one-by-one")
+    def run(job: Any, lease: Any) -> None:
+        if job.payload.get("fails"):
+            raise ValueError
+
+    enqueue_many(
+        ({"payload": {"fails": n % 3 == 0}} for n in range(9)), max_attempts=1, type="one-by-one"
+    )
+    worker = working(poll_sec=600, listen=False)
+    until(lambda: (worker.tally.succeeded, worker.tally.failed) == (6, 3))
+
+
 def test_threads_run_side_by_side(working: Any) -> None:
     meet = threading.Barrier(3)
     job_handler("meets")(lambda job, lease: meet.wait(20) and None)
@@ -631,11 +649,17 @@ def test_a_worker_is_woken_by_what_is_enqueued(working: Any) -> None:
 
 
 def listens() -> bool:
+    return bool(listeners())
+
+
+def listeners() -> list[int]:
+    """The sessions that listen in this database."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"jobreaper_jobs\"'"
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND query = 'LISTEN \"jobreaper_jobs\"'"
         )
-        return bool(cursor.fetchone()[0])
+        return [pid for (pid,) in cursor.fetchall()]
 
 
 def test_a_worker_that_hears_nothing_finds_its_jobs_by_looking(working: Any, jobs: Rows) -> None:
@@ -648,15 +672,9 @@ def test_a_worker_that_hears_nothing_finds_its_jobs_by_looking(working: Any, job
 def test_a_listener_whose_session_ends_listens_again(working: Any, sql: Sql) -> None:
     worker = working()
     until(listens)
-    [listener] = sql("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN \"jobreaper_jobs\"'")
-    sql("SELECT pg_terminate_backend(%s)", listener["pid"])
-    until(
-        lambda: sql(
-            "SELECT 1 FROM pg_stat_activity WHERE query = %s AND pid <> %s",
-            'LISTEN "jobreaper_jobs"',
-            listener["pid"],
-        )
-    )
+    [listener] = listeners()
+    sql("SELECT pg_terminate_backend(%s)", listener)
+    until(lambda: listeners() not in ([], [listener]))
     enqueue("idle")
     until(lambda: worker.tally.succeeded == 1)
 
@@ -782,6 +800,83 @@ def test_what_was_done_while_the_database_was_away_is_finished_when_it_is_back(
         sql("ALTER TABLE jobreaper_jobs RENAME COLUMN away TO finished_at")
     until(lambda: worker.tally.succeeded == 1)
     assert jobs.row(job.pk)["status"] == "success"
+
+
+@contextmanager
+def database_away(sql: Sql, dsn: str) -> Iterator[None]:
+    """Every session but that of ``sql`` has ended, and none can begin."""
+    [own] = sql("SELECT current_database() AS name, pg_backend_pid() AS pid")
+    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as elsewhere:
+        allow = SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format
+        name = Identifier(own["name"])
+        elsewhere.execute(allow(name, SQL("false")))
+        try:
+            sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> %s",
+                own["pid"],
+            )
+            yield
+        finally:
+            elsewhere.execute(allow(name, SQL("true")))
+            connection.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_of_jobs_that_wait_in_an_outage_none_is_started_in_vain(
+    concurrency: int,
+    gate: Gate,
+    working: Any,
+    jobs: Rows,
+    sql: Sql,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobreaper.work.LONGEST_WAIT_SEC", 600)
+
+    @job_handler("write")
+    def write(job: Any, lease: Any) -> None:
+        if job.payload.get("first"):
+            gate(job, lease)
+        try:
+            Job.objects.filter(pk=job.pk).update(org_id="written")
+        except Error as error:
+            raise ValueError("not written") from error
+
+    enqueue_many([{}] * 400, type="idle")
+    enqueue_many([{"payload": {"first": True}}] * concurrency, type="write", max_attempts=1)
+    behind = enqueue_many([{}] * 50, type="write", max_attempts=1).ids
+    worker = working(concurrency=concurrency)
+    until(lambda: len(gate.entered) == concurrency)
+    until(lambda: {jobs.row(pk)["status"] for pk in behind} == {"processing"})
+    with database_away(sql, dsn):
+        gate.open.set()
+        until(lambda: sum(run.error is not None for run in list(worker._done)) == concurrency)
+        assert worker._waiting.qsize() == len(behind)
+    until(lambda: worker.tally.succeeded == 450)
+    assert worker.tally.failed == concurrency
+    assert {jobs.row(pk)["org_id"] for pk in behind} == {"written"}
+
+
+def test_told_to_stop_in_an_outage_a_worker_leaves_what_it_holds_to_the_leases(
+    gate: Gate, working: Any, jobs: Rows, sql: Sql, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.work.LAST_TRIES_SEC", 0.3)
+    enqueue_many([{}] * 400, type="idle")
+    [running] = enqueue_many([{}], type="gate").ids
+    behind = enqueue_many([{}] * 5, type="idle").ids
+    worker = working()
+    until(lambda: worker.tally.succeeded == 400)
+    until(lambda: {jobs.row(pk)["status"] for pk in behind} == {"processing"})
+    with database_away(sql, dsn):
+        worker.stop()
+        # What runs comes to its end all the same.
+        until(lambda: len(worker._unwanted) == 5)
+        assert not worker._gave_up
+        gate.open.set()
+        until(lambda: worker.left_behind == 6)
+    assert not heartbeat.heart._leases
+    assert {jobs.row(pk)["status"] for pk in (running, *behind)} == {"processing"}
 
 
 # Groups.

@@ -106,3 +106,7 @@ class Command(CheckedCommand):
             f"{tally.succeeded:,} succeeded, {tally.failed:,} failed, "
             f"{tally.released:,} given back, {tally.lost:,} lost"
         )
+        if worker.left_behind:
+            raise CommandError(
+                f"{worker.left_behind:,} could not be ended or given back; their leases run out"
+            )

@@ -1,0 +1,2 @@
+-- Reach: the server answers.
+SELECT true
