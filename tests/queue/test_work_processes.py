@@ -113,12 +113,8 @@ def _took_notice(worker: Child, second: signal.Signals) -> bool:
 
 def test_an_idle_worker_exits_soon(work: Start, jobs: Rows, sql: Sql) -> None:
     worker = work()
-    until(
-        lambda: sql(
-            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %'"
-        ),
-        PATIENCE_SEC,
-    )
+    listening = "query LIKE 'LISTEN %' AND datname = current_database()"
+    until(lambda: sql(f"SELECT 1 FROM pg_stat_activity WHERE {listening}"), PATIENCE_SEC)
     assert worker.terminate(PATIENCE_SEC) == 0
 
 
