@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import JSONField, Value
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.django_db
 
 EVENTS = list_of(JobEvent)
 PASSES = list_of(ReaperPass)
+SCRIPT = "<script>alert(1)</script>"
 
 
 def event(**data: Any) -> JobEvent:
@@ -173,6 +175,25 @@ def test_a_pass_shows_what_it_did_and_why_not(
     assert "error jobs: <b>lock timeout</b>" in shown
     assert "PostgreSQL came up 12 s ago" in text(html(superuser, page_of(passes["held"])))
     assert "Jobs by table: - Outcome:" in text(html(superuser, page_of(passes["nothing to do"])))
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ([1], "[1]"),
+        (None, "None"),
+        ({"jobs": 5}, "jobs: 5"),
+        ({"jobs": {"requeued": SCRIPT}}, f"jobs: {SCRIPT} requeued"),
+        ({"jobs": {}}, "-"),
+    ],
+)
+def test_a_pass_that_a_foreign_writer_recorded_shows_what_is_there(
+    superuser: Client, counts: Any, shown: str
+) -> None:
+    run = ReaperPass.objects.create(trigger="sql", reaper="r", counts=Value(counts, JSONField()))
+    for page in (html(superuser, PASSES), html(superuser, page_of(run))):
+        assert shown in text(page)
+        assert SCRIPT not in page
 
 
 def test_a_real_pass_is_shown(superuser: Client) -> None:
