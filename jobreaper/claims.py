@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 # A claim's mark, in microseconds: too many for two claims of a worker within seconds to have the
 # same, and too little for a lease to look old.
 MARKS: Final = 100_000
-_claims: Final = count()
+_claims = count(random.randrange(MARKS))
 # The server's clock may go a little faster than the local one.
 SINCE_MARGIN_SEC: Final = 0.5
 
@@ -192,3 +194,12 @@ def hold(model: type[models.Model], pk: object, *, worker: str | None = None) ->
             raise
         if not lease.closed:
             lease.finish()
+
+
+def _start_afresh() -> None:
+    """Count a forked child's claims from elsewhere: it may go by its parent's name."""
+    global _claims
+    _claims = count(random.randrange(MARKS))
+
+
+os.register_at_fork(after_in_child=_start_afresh)

@@ -1,5 +1,6 @@
 """Claim: which job, in which order, and exactly what is written."""
 
+import os
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -343,6 +344,17 @@ def test_a_claim_whose_answer_was_lost_and_which_took_nothing_is_sent_again(
     lose_the_answer(sql, monkeypatch, carried_out=False)
     assert keys(claim_next(Job, 2)) == planted
     assert [row["attempt_count"] for row in jobs.all().values()] == [1, 1]
+
+
+def test_processes_that_share_a_name_do_not_mark_their_claims_alike() -> None:
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(writing, str(next(claims._claims)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert int(os.read(reading, 100)) != next(claims._claims)
+    os.close(reading)
+    os.close(writing)
 
 
 def lose_the_answer(sql: Sql, monkeypatch: pytest.MonkeyPatch, carried_out: bool = True) -> None:
