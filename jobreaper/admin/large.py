@@ -6,6 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db import connections, models
@@ -90,6 +91,12 @@ class LargeTableChangeList(ChangeList):
     """Sorts by what ``sortable_by`` allows. Django hides the other columns' links only, and sorts
     the whole table by any column named in the address.
     """
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Return the filters, of which none may ask for a text that cannot be in the database."""
+        if any("\x00" in value for _, values in request.GET.lists() for value in values):
+            raise IncorrectLookupParameters("PostgreSQL has no text with NUL in it")
+        return super().get_filters(request)
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Return what to sort by for a column, ``None`` where it is not to be sorted by."""

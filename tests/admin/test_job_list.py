@@ -149,7 +149,7 @@ def test_filters_add_up(superuser: Client) -> None:
     assert listed(superuser, f"{JOBS}?status=failed&stage=clip") == [both.pk]
 
 
-@pytest.mark.parametrize("name", ["status", "lease", "stage", "worker"])
+@pytest.mark.parametrize("name", ["status", "lease", "stage", "worker", "locked_by", "q"])
 def test_a_value_that_cannot_be_is_turned_away(superuser: Client, name: str) -> None:
     make_job()
     assert listed(superuser, f"{JOBS}?{name}=%F0%9F%A6%84") == []
