@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
@@ -22,12 +24,21 @@ from django.db import Error, models, transaction
 from jobreaper import control
 from jobreaper.celery import shutdown
 from jobreaper.claims import claim
-from jobreaper.db import Depth, close_left_open, open_transactions
+from jobreaper.db import (
+    Depth,
+    close_left_open,
+    in_transaction,
+    in_words,
+    is_lost,
+    open_transactions,
+)
 from jobreaper.exceptions import ConfigurationError, LeaseLost
 from jobreaper.handlers import refuse_unrun
 from jobreaper.leases import Lease
 from jobreaper.states import EventType
 from jobreaper.worker import forks_end_here
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +86,14 @@ class LeasedTask(Task):  # type: ignore[type-arg]
     # The function takes (job, lease), its message only the job's id.
     typing = False
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Keep ``before_start`` from Celery, which calls it before the job is claimed: what it
+        raises would be counted nowhere, and the job sent again for ever.
+        """
+        task = super().__new__(cls, *args, **kwargs)
+        task.before_start = _called_under_the_lease  # type: ignore[assignment]
+        return task
+
     @classmethod
     def job_model(cls) -> type[models.Model]:
         """Return the model whose jobs this task runs.
@@ -105,11 +124,13 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             return None
         with lease, _ended_by(self, lease, before):
             with _interrupting(lease) if self.interrupt else nullcontext(), forks_end_here():
+                if not self.request.called_directly:
+                    type(self).before_start(self, str(self.request.id), args, kwargs)
                 result = self.run(lease.job, lease)
             refuse_unrun(self.name, result)
             lease.refuse_left_open(self.name, before)
             if not lease.closed:
-                self._finish(lease, result)
+                _on_a_sound_session(lease, partial(self._finish, lease, result))
             return result
 
     def retry(
@@ -144,6 +165,9 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             lease.finish()
 
 
+def _called_under_the_lease(*args: Any) -> None: ...
+
+
 @contextmanager
 def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> Iterator[None]:
     """End the lease as the exception that leaves the block says, and let the exception go on.
@@ -160,20 +184,47 @@ def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> It
             raise Ignore from error
         # Written into a transaction that the function left open, the end would be undone too.
         lease.close_left_open(before)
-        went_back = False
-        # Where this write fails too, the lease runs out and the reaper does the rest.
-        with suppress(LeaseLost, Error):
-            if not (lease.closed or lease.lost):
-                went_back = _end(lease, error)
+        went_back = not (lease.closed or lease.lost) and _end(lease, error)
         if isinstance(error, Retry) and error.exc is not None and not went_back:
             raise error.exc from error
-        if isinstance(error, SystemExit | KeyboardInterrupt) and not _was_told_to_stop(error):
-            raise RuntimeError(f"{task.name} raised {error!r}") from error
+        if not (isinstance(error, Exception) or _ends_more_than_the_job(error)):
+            raise RuntimeError(f"{task.name} raised {type(error).__qualname__}") from error
         raise
 
 
 def _end(lease: Lease, error: BaseException) -> bool:
-    """End a lease by what its function raised; return whether the job went back to the queue."""
+    """End a lease by what its function raised, as any exception does where that cannot be made out;
+    return whether the job went back to the queue.
+    """
+    for end in (_end_as_said, Lease.fail):
+        try:
+            return _on_a_sound_session(lease, partial(end, lease, error))
+        except LeaseLost:
+            return False
+        except Exception as trouble:
+            name, kind = f"{lease.table.name} {lease.pk}", type(error).__qualname__
+            logger.error("%s was not ended by its %s: %s", name, kind, in_words(trouble))
+            if isinstance(trouble, Error):
+                break  # the lease runs out, and the reaper does the rest
+    return False
+
+
+def _on_a_sound_session(lease: Lease, end: Callable[[], T]) -> T:
+    """Call ``end``, and once more on a new connection where the database refused it: the function
+    may have changed its session's role or search_path, or made it read-only.
+    """
+    try:
+        return end()
+    except Error as error:
+        connection = lease.table.connection(lease.alias)
+        if in_transaction(connection) or is_lost(connection):
+            raise
+        logger.info("on a new connection, since it may be the session: %s", in_words(error))
+        connection.close()
+    return end()
+
+
+def _end_as_said(lease: Lease, error: BaseException) -> bool:
     if isinstance(error, Retry):
         return lease.fail(error.exc or error, delay_sec=_seconds_until(error.when))
     if isinstance(error, Ignore):
@@ -186,26 +237,44 @@ def _end(lease: Lease, error: BaseException) -> bool:
         )
         return False
     if isinstance(error, Reject):
-        reason, requeue = error.args
-        return lease.fail("Reject", str(reason), retry=bool(requeue))
+        said: Any = error  # celery-types knows neither attribute
+        return lease.fail("Reject", str(said.reason), retry=bool(said.requeue))
     if not _was_told_to_stop(error):
         # Even the function's own sys.exit(): released, the job would run for ever.
         return lease.fail(error)
-    if not shutdown.has_begun(WORD_OF_SHUTDOWN_SEC):
-        # Killed alone, perhaps for what the job does: the main process sees it and counts it.
+    # A greenlet is killed by its own process, which has said why before.
+    if not shutdown.has_begun(0 if _kills_greenlet(error) else WORD_OF_SHUTDOWN_SEC):
+        # Killed alone, perhaps for what the job does: the main process sees it and counts it, or
+        # has revoked the job and cancels it.
         return False
     lease.release()
     return True
 
 
 def _was_told_to_stop(error: BaseException) -> bool:
-    """Return whether a signal ends this process, and not the function's own code."""
-    if isinstance(error, WorkerShutdown | WorkerTerminate):
+    """Return whether a signal ends this process, or somebody its greenlet, and not the function's
+    own code.
+    """
+    if isinstance(error, WorkerShutdown | WorkerTerminate) or _kills_greenlet(error):
         return True
     # billiard sets this in the handler that raises SystemExit in a pool's child.
     from billiard.common import _should_have_exited  # type: ignore[attr-defined]
 
     return isinstance(error, SystemExit) and bool(_should_have_exited[0])
+
+
+def _kills_greenlet(error: BaseException) -> bool:
+    greenlet: Any = sys.modules.get("greenlet")
+    return greenlet is not None and isinstance(error, greenlet.GreenletExit)
+
+
+def _ends_more_than_the_job(error: BaseException) -> bool:
+    """Return whether the worker must see ``error``, which is no ``Exception``, as it is. Any other
+    would end its process.
+    """
+    gevent: Any = sys.modules.get("gevent")
+    is_time_limit = gevent is not None and isinstance(error, gevent.Timeout)
+    return is_time_limit or _was_told_to_stop(error)
 
 
 def _seconds_until(when: Any) -> float | None:

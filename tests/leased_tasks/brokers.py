@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery._state import get_current_app
+from celery.app.trace import build_tracer
 from django.conf import settings
 from kombu.exceptions import ChannelError
 
@@ -104,6 +105,12 @@ def declare(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
     # Celery reads the name back as source.
     function.__name__ = "work"
     return leased(app, name=f"tests.{len(app.tasks)}", **options)(function)
+
+
+def deliver(task: Any, *args: Any) -> None:
+    """Run a task as a worker does that has its message."""
+    trace: Any = build_tracer(task.name, task, app=task.app)
+    trace(str(uuid.uuid4()), args, {}, request={})
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

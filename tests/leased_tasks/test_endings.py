@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,12 +20,12 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from django.db import connection, transaction
 from django.test import override_settings
 
-from jobreaper import ConfigurationError, cancel, enqueue
+from jobreaper import ConfigurationError, LeasedTask, cancel, enqueue
 from jobreaper.celery import shutdown
 from jobreaper.exceptions import OpenTransaction
 from jobreaper.models import Job
 from jobreaper.states import EventType, Status
-from tests.leased_tasks.brokers import declare, raising
+from tests.leased_tasks.brokers import declare, deliver, raising
 from tests.leased_tasks.conftest import Run
 from tests.rows import Rows, Sql
 from tests.waiting import until
@@ -346,6 +347,57 @@ def test_a_process_that_the_function_forks_ends_no_job_and_is_no_second_worker(
     assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
 
 
+@pytest.fixture
+def plain_role(sql: Sql) -> Iterator[str]:
+    """A role that may do nothing with the job's table."""
+    name = f"plain_{uuid.uuid4().hex}"  # roles are the whole server's
+    sql(f"CREATE ROLE {name}")
+    yield f"SET ROLE {name}"
+    sql(f"DROP ROLE {name}")
+
+
+@pytest.fixture(params=["role", "search_path", "read-only"])
+def change_session(request: pytest.FixtureRequest, plain_role: str) -> Iterator[Callable[[], None]]:
+    """Return a function that makes its session one that cannot write jobs."""
+    statement = {
+        "role": plain_role,
+        "search_path": "SET search_path = pg_catalog",
+        "read-only": "SET default_transaction_read_only = on",
+    }[request.param]
+
+    def change() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    yield change
+    connection.close()
+
+
+@pytest.mark.parametrize("result_field", [None, "payload"])
+def test_a_function_that_changes_its_session_finishes_all_the_same(
+    result_field: str | None, change_session: Callable[[], None], run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> dict[str, int]:
+        change_session()
+        return {"pages": 3}
+
+    pk = run(work, result_field=result_field)
+    assert jobs.row(pk)["status"] == Status.SUCCESS
+    assert jobs.event_types(pk) == [EventType.JOB_FINISHED]
+
+
+def test_a_function_that_changes_its_session_and_fails_is_retried(
+    change_session: Callable[[], None], run: Run, jobs: Rows
+) -> None:
+    def work(job: Any, lease: Any) -> None:
+        change_session()
+        raise ZeroDivisionError
+
+    pk = run(work, raises=ZeroDivisionError)
+    assert jobs.row(pk)["fail_code"] == "ZeroDivisionError"
+    assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
+
+
 # Celery's own words
 
 
@@ -426,7 +478,49 @@ def test_reject_gives_the_job_back_or_fails_it(
     assert jobs.event_types(pk) == [event]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+class Rejection(Reject):
+    """One that never calls what it is made of."""
+
+    def __init__(self, why: str) -> None:
+        self.args = (why,)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Retry("soon", when="tomorrow"),  # type: ignore[arg-type]
+        Retry("soon", when=timedelta(hours=1)),  # type: ignore[arg-type]
+        Rejection("bad address"),
+    ],
+    ids=["time in words", "time as a span", "nothing but args"],
+)
+def test_words_of_celerys_that_cannot_be_made_out_fail_the_attempt_like_any_exception(
+    error: Exception, run: Run, jobs: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    with override_settings(JOBREAPER={"STAGES": {"mail": {"backoff": [100]}}}):
+        pk = run(raising(error), raises=type(error))
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_code"]) == (Status.QUEUED, type(error).__name__)
+    assert 60 < wait_sec(jobs, pk) <= 100
+    assert f"jobreaper_jobs {pk} was not ended by " in caplog.text
+
+
+def test_a_reject_of_ones_own_making_is_a_reject(run: Run, jobs: Rows) -> None:
+    class Refusal(Reject):
+        def __init__(self) -> None:
+            super().__init__("bad address")
+            self.args = ("bad address",)
+
+    pk = run(raising(Refusal()), raises=Refusal)
+    row = jobs.row(pk)
+    assert (row["status"], row["fail_reason"]) == (Status.FAILED, "bad address")
+
+
+class Bare(BaseException):
+    """Something that only a bare ``except`` catches."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Bare("all")], ids=repr)
 def test_a_function_that_exits_has_failed_and_takes_no_worker_with_it(
     error: BaseException, run: Run, jobs: Rows
 ) -> None:
@@ -463,6 +557,34 @@ def test_a_process_that_is_stopped_alone_leaves_the_job_to_its_parent(run: Run, 
     pk = run(raising(WorkerTerminate(1)), raises=WorkerTerminate)
     assert jobs.row(pk)["status"] == Status.PROCESSING
     assert jobs.event_types(pk) == []
+
+
+# What comes before the function
+
+
+@pytest.mark.parametrize("code", ["OSError", None])
+def test_what_before_start_raises_is_counted_like_the_functions(
+    code: str | None, one_app: Celery, jobs: Rows
+) -> None:
+    seen: list[Any] = []
+
+    class Prepared(LeasedTask):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            seen.append(("before", task_id, args))
+            if code is not None:
+                raise OSError("no printer")
+
+    task = declare(one_app, lambda job, lease: seen.append("run"), base=Prepared)
+    pk = jobs.plant(stage="mail")
+    deliver(task, pk)
+    assert [at for at, _, args in seen[:1] if args == (pk,)] == ["before"]
+    row = jobs.row(pk)
+    assert (row["attempt_count"], row["fail_code"]) == (1, code)
+    if code is None:
+        assert seen[1:] == ["run"]
+        assert row["status"] == Status.SUCCESS
 
 
 # What is no task
