@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -54,10 +55,12 @@ class LeasedRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """``revoke(terminate=True)``: cancel the job, so that it does not run again.
 
-        The signal goes first: a function that holds its row locked must let go of it.
+        The signal goes first: a function that holds its row locked must let go of it. A thread
+        cannot be sent one, and its function is told at its next beat.
         """
         try:
-            super().terminate(pool, signal)
+            with suppress(NotImplementedError):
+                super().terminate(pool, signal)
         finally:
             self._cancel_job(partial(control.cancel, event=EventType.JOB_CANCELLED))
 

@@ -87,6 +87,10 @@ def fail(job: Any, lease: Any) -> None:
     raise ValueError("it had to fail")
 
 
+def raise_bare(job: Any, lease: Any) -> None:
+    raise BaseException("nobody's kind")
+
+
 DEEDS: dict[str, Callable[[Any, Any], None]] = {
     deed.__name__: deed
     for deed in (
@@ -100,6 +104,7 @@ DEEDS: dict[str, Callable[[Any, Any], None]] = {
         leave,
         exit_,
         fail,
+        raise_bare,
     )
 }
 

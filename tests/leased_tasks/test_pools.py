@@ -74,8 +74,11 @@ def test_a_job_that_fails_is_retried_and_the_worker_goes_on(worker: Worker, medi
     await_status(media, after, Status.SUCCESS)
 
 
-def test_a_function_that_exits_takes_no_worker_with_it(worker: Worker, media: Rows) -> None:
-    key = worker.send(media, "exit_")
+@pytest.mark.parametrize("deed", ["exit_", "raise_bare"])
+def test_a_function_that_exits_takes_no_worker_with_it(
+    deed: str, worker: Worker, media: Rows
+) -> None:
+    key = worker.send(media, deed)
     until(lambda: media.event_types(key) == [EventType.JOB_RETRIED])
     after = worker.send(media, "write_names")
     await_status(media, after, Status.SUCCESS)
@@ -97,6 +100,36 @@ def test_a_cancelled_job_stops_when_it_asks(worker: Worker, media: Rows) -> None
     until(lambda: f"lost the lease of jobs {key}" in worker.log)
     assert media.row(key)["status"] == Status.CANCELLED
     assert media.event_types(key) == [EventType.ADMIN_CANCELLED]
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_revoke_with_terminate_cancels_a_running_job(
+    pool: str, of_pool: OfPool, media: Rows
+) -> None:
+    """A greenlet is killed, a thread is told at its next beat."""
+    worker = of_pool(pool)
+    said = len(worker.log)
+    id = f"revoked-in-mid-run-{pool}"
+    key = worker.send(media, "wait", task_id=id)
+    running(media, key)
+    worker.app.control.revoke(id, terminate=True)
+    row = await_status(media, key, Status.CANCELLED)
+    assert row["fail_code"] is None
+    [event] = media.events(key)
+    assert (event["type"], event["details"]["reason"]) == (EventType.JOB_CANCELLED, "revoked")
+    after = worker.send(media, "write_names")
+    await_status(media, after, Status.SUCCESS)
+    assert media.event_types(key) == [EventType.JOB_CANCELLED]
+    assert "Traceback" not in worker.log[said:]
+
+
+def test_with_gevent_a_hard_time_limit_is_an_exception_at_the_next_yield(
+    of_pool: OfPool, media: Rows
+) -> None:
+    worker = of_pool("gevent")
+    key = worker.send(media, "wait", time_limit=1)
+    until(lambda: media.event_types(key) == [EventType.JOB_RETRIED])
+    assert media.row(key)["fail_code"] == "Timeout"
 
 
 def test_with_interrupt_a_function_that_never_asks_is_stopped(
