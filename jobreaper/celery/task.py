@@ -114,9 +114,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         """Claim the job whose id is the message's one argument, run the function, end the job."""
         if len(args) != 1 or kwargs:
             raise TypeError(f"{self.name} takes one argument, the job's id: apply_async(args=[pk])")
-        if not (self.request.called_directly or self.request.is_eager):
-            # Some other task's, on a connection that is kept: the claim would be undone with it.
-            close_left_open()
+        drop_left_open(self)
         before = open_transactions()
         lease = claim(self.job_model(), args[0])
         if lease is None:
@@ -163,6 +161,14 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             setattr(lease.job, self.result_field, result)
             lease.job.save(using=lease.alias, update_fields=[self.result_field])
             lease.finish()
+
+
+def drop_left_open(task: Task[..., Any]) -> None:
+    """Close the connections that some other task of this worker's has left in a transaction: what
+    ``task`` writes would be undone with it. A task that somebody calls may be in his.
+    """
+    if not (task.request.called_directly or task.request.is_eager):
+        close_left_open()
 
 
 def _called_under_the_lease(*args: Any) -> None: ...
