@@ -74,7 +74,7 @@ class Installed:
         return body != own_body or _unquoted(settings or ()) != _unquoted(own)
 
     def create(self, connection: BaseDatabaseWrapper) -> None:
-        """Make it, or make it anew; what was granted stays.
+        """Make it, or make it anew; what was granted to roles stays, and to PUBLIC nothing is.
 
         One of an earlier version with other columns or arguments is dropped first.
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
 from celery import Celery, Task, current_app
 from django.apps import apps
-from django.utils.module_loading import autodiscover_modules, module_has_submodule
+from django.utils.module_loading import module_has_submodule
 
 from jobreaper import values
 from jobreaper.exceptions import ConfigurationError
@@ -88,7 +88,7 @@ def refuse_unrun(name: str, returned: object) -> None:
 
 @cache
 def _import_handlers() -> None:
-    autodiscover_modules("handlers")
+    _import(_modules("handlers"))
     import_tasks(current_app)
 
 
@@ -99,17 +99,26 @@ def import_tasks(app: Celery) -> None:
 
     Celery's own way to do so sets Django up anew, and the logging of a running worker with it.
     """
-    names = [
-        f"{config.name}.tasks"
+    _import([*_modules("tasks"), *app.loader.default_modules])
+
+
+def _modules(name: str) -> list[str]:
+    """Return the modules of that name in the installed apps."""
+    return [
+        f"{config.name}.{name}"
         for config in apps.get_app_configs()
-        if config.module is not None and module_has_submodule(config.module, "tasks")
+        if config.module is not None and module_has_submodule(config.module, name)
     ]
-    for name in (*names, *app.loader.default_modules):
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
         try:
-            import_module(name)
-        # Some other package's tasks, perhaps for another queue, must not stop ours.
+            import_module(module)
+        # Some other package's, perhaps for another queue, must not stop ours: not the jobs, not the
+        # dispatcher, and not the admin that shows what waits.
         except Exception:
-            logger.exception("the tasks in %s could not be imported", name)
+            logger.exception("%s could not be imported, so its jobs wait", module)
 
 
 def _celery_tasks() -> dict[str, Handler]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client, override_settings
 
 from jobreaper import reap
@@ -136,3 +137,15 @@ def test_a_database_that_does_not_answer_is_not_well(sql: Sql, jobs: Rows) -> No
     assert answer.json()["ok"] is False
     assert answer.json()["last_pass_age_sec"] is None
     assert "does not exist" in answer.json()["error"]
+
+
+def test_nobody_learns_host_and_role_from_it(
+    jobs: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "USER", "payments_role")
+        answer = health()
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "the database did not answer; the log says why"
+    assert "payments_role" in caplog.text

@@ -1,11 +1,16 @@
 """Which function handles a type."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import current_app, shared_task
+from django.test import Client
+from pytest_django import Settings
 
 from jobreaper import ConfigurationError, LeasedTask, enqueue, job_handler
+from jobreaper.celery.dispatcher import dispatch
+from jobreaper.handlers import _import_handlers as import_handlers
 from jobreaper.handlers import handlers
 from jobreaper.runs import run_due, unhandled_types
 from jobreaper.work import Worker
@@ -93,3 +98,28 @@ def test_types_without_a_handler_are_named_and_those_of_celery_are_not(celery_ta
     for type in ("mail", "fax", "fax", "ours"):
         enqueue(type)
     assert unhandled_types(Worker().handlers) == {"fax": 2}
+
+
+def test_handlers_that_cannot_be_imported_are_named_and_stop_nothing_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings,
+    admin_client: Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "shop_of_a_test").mkdir()
+    (tmp_path / "shop_of_a_test" / "__init__.py").touch()
+    (tmp_path / "shop_of_a_test" / "handlers.py").write_text("import nothing_of_that_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "shop_of_a_test"]
+    import_handlers.cache_clear()
+
+    @job_handler("mail")
+    def send(job: Any, lease: Any) -> None: ...
+
+    assert handlers()["mail"] is send
+    assert "shop_of_a_test.handlers could not be imported" in caplog.text
+    assert "No module named 'nothing_of_that_name'" in caplog.text
+    enqueue("sell")
+    assert dispatch().errors == []
+    assert "no handler" in admin_client.get("/admin/jobreaper/job/").content.decode()
