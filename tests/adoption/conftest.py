@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import connection, models
 from django.test.utils import isolate_apps
 
-from jobreaper import tables
+from jobreaper import installed, tables
 from jobreaper.base import LeasedJob
 from jobreaper.jobtable import JobTable
 from tests.committed import transactional_db
@@ -74,6 +75,19 @@ def make(transactional_db: None) -> Iterator[Make]:
     with connection.cursor() as cursor:
         for model in reversed(made):
             cursor.execute(f"DROP TABLE {model._meta.db_table} CASCADE")
+
+
+@contextmanager
+def functions_of(table: JobTable) -> Iterator[None]:
+    """The functions and views of a table, for as long as the block runs."""
+    made = [installed.policies(connection), *installed.of_table(table, connection)]
+    for each in made:
+        each.create(connection)
+    try:
+        yield
+    finally:
+        for each in reversed(made[1:]):
+            each.drop(connection)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from django.test import override_settings
 from django.utils import timezone
 
 import jobreaper
-from jobreaper import control, installed, tables
+from jobreaper import control, tables
 from jobreaper.jobtable import JobTable
 from jobreaper.metrics.readings import read
 from jobreaper.models import JobEvent
-from tests.adoption.conftest import Leased
+from tests.adoption.conftest import Leased, functions_of
 from tests.rows import Sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,9 +43,7 @@ def by_dispatch(table: JobTable, n: int) -> list[Any]:
 
 
 def in_sql(table: JobTable, n: int) -> list[Any]:
-    with connection.cursor() as cursor:
-        for each in [installed.policies(connection), *installed.of_table(table, connection)]:
-            each.create(connection)
+    with functions_of(table), connection.cursor() as cursor:
         cursor.execute("SELECT id FROM chores_claim('w', %s)", [n])
         return [pk for (pk,) in cursor.fetchall()]
 
