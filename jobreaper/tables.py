@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from itertools import combinations
+from itertools import combinations, product
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -155,6 +155,15 @@ def register(
                 f"functions has the name {name!r} more than once"
                 for name, times in Counter(map(table.installed_name, kind)).items()
                 if times > 1
+            ]
+            # The second would replace the first.
+            problems += [
+                f"functions has the name {table.installed_name(verb)!r}, which is that of "
+                f"{other.name}'s {theirs}"
+                for other in _tables.values()
+                if other.model is not model and other.name_parts[:-1] == table.name_parts[:-1]
+                for verb, theirs in product(kind, repeat=2)
+                if table.installed_name(verb) == other.installed_name(theirs)
             ]
     except (ValueError, FieldDoesNotExist) as error:
         problems.append(str(error))

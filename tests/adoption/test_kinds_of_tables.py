@@ -20,7 +20,7 @@ from jobreaper.base import LeasedJob
 from jobreaper.exceptions import ConfigurationError, NotLeasable
 from jobreaper.jobtable import JobTable
 from tests.adoption import errands
-from tests.adoption.conftest import Adopt, Create, Leased
+from tests.adoption.conftest import Adopt, Create, Leased, functions_of
 from tests.rows import Rows, Sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,12 +114,7 @@ def test_any_number_of_rows_that_cannot_be_written_stops_no_other(
 def test_a_key_that_does_not_fit_is_no_jobs(leased: Leased, key: Any, longer: Any) -> None:
     chore = leased(key=key)
     pk = chore.objects.create(key="abc" if isinstance(longer, str) else "1.0").pk
-    for each in [
-        installed.policies(connection),
-        *installed.of_table(tables.table_of(chore), connection),
-    ]:
-        each.create(connection)
-    with connection.cursor() as cursor:
+    with functions_of(tables.table_of(chore)), connection.cursor() as cursor:
         call = "SELECT key FROM chores_claim('w', job_id => %s)"
         cursor.execute(call, [longer])
         assert cursor.fetchall() == []
@@ -296,12 +291,11 @@ def test_a_time_in_a_key_is_the_same_in_a_view_and_in_an_event(
         ),
         ttl=60,
     )
-    for each in installed.of_table(table, connection):
-        each.create(connection)
     shown = []
-    for zone in ("Asia/Tokyo", "America/Los_Angeles"):
-        sql(f"SET TimeZone = '{zone}'")
-        shown.append([row["job_id"] for row in sql("SELECT job_id FROM chores_stale_monitor")])
+    with functions_of(table):
+        for zone in ("Asia/Tokyo", "America/Los_Angeles"):
+            sql(f"SET TimeZone = '{zone}'")
+            shown.append([row["job_id"] for row in sql("SELECT job_id FROM chores_stale_monitor")])
     assert reaped(table) == dict.fromkeys(shown[0], "requeued")
     events = [row["job_id"] for row in sql("SELECT job_id FROM job_events")]
     assert sorted(events) == sorted(shown[0]) == sorted(shown[1])
@@ -646,6 +640,13 @@ def test_what_is_wrong_is_told_at_once(options: dict[str, Any], message: str) ->
     with pytest.raises(ConfigurationError, match=message) as raised:
         jobreaper.register(chore, **options)
     assert chore._meta.label in str(raised.value)
+
+
+def test_two_tables_have_no_function_of_one_name(adopt: Adopt) -> None:
+    adopt(model(), functions={"reap": "tidy_up"})
+    with pytest.raises(ConfigurationError, match="'tidy_up', which is that of chores's reap"):
+        adopt(model("errands"), functions={"reap": "tidy_up"})
+    adopt(model('office"."errands'), functions={"reap": "tidy_up"})
 
 
 def test_ends_may_share_a_word_where_no_verb_tells_them_apart(create: Create, adopt: Adopt) -> None:
