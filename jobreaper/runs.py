@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from jobreaper import heartbeat, signals
 from jobreaper.celery import dispatcher
-from jobreaper.db import fetch, open_transactions
+from jobreaper.db import Depth, fetch, open_transactions
 from jobreaper.exceptions import LeaseLost, OpenTransaction
 from jobreaper.handlers import Handler, handlers, refuse_unrun
 from jobreaper.lease_groups import claim_group
@@ -46,8 +47,12 @@ class Tally:
     lost: int = 0
 
 
-def call(handler: Handler, lease: Lease) -> BaseException | None:
-    """Run a handler on a job whose lease still stands; return what it raised."""
+def call(
+    handler: Handler, lease: Lease, before: Mapping[str, Depth] = MappingProxyType({})
+) -> BaseException | None:
+    """Run a handler on a job whose lease still stands; return what it raised. ``before`` are the
+    transactions of a caller's in this thread, as ``open_transactions()`` tells.
+    """
     try:
         lease.check()
     except LeaseLost as lost:
@@ -55,7 +60,6 @@ def call(handler: Handler, lease: Lease) -> BaseException | None:
     error: BaseException | None = None
     model = lease.table.model
     signals.run_started.send_robust(model, lease=lease)
-    before = open_transactions()
     try:
         with forks_end_here():
             returned = handler(lease.job, lease)
@@ -119,8 +123,9 @@ def run_due(limit: int, budget_sec: float) -> Tally:
             break
         tally.claimed += 1
         lease = runs[0].lease
+        before = open_transactions()
         try:
-            outcome = _end_alone(lease, call(known[lease.job.type], lease))
+            outcome = _end_alone(lease, call(known[lease.job.type], lease, before))
         finally:
             heartbeat.heart.remove(lease)
         setattr(tally, outcome, getattr(tally, outcome) + 1)
