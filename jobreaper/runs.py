@@ -54,6 +54,14 @@ def call(
     transactions of a caller's in this thread, as ``open_transactions()`` tells.
     """
     try:
+        return _call(handler, lease, before)
+    # A receiver of signals may exit too.
+    except BaseException as error:
+        return error
+
+
+def _call(handler: Handler, lease: Lease, before: Mapping[str, Depth]) -> BaseException | None:
+    try:
         lease.check()
     except LeaseLost as lost:
         return lost

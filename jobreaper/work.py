@@ -295,11 +295,7 @@ class Worker:
                     connections.close_all()
                 run.started_at = local_clock()
                 run.lease.waited_ms = run.waited_ms
-                try:
-                    run.error = call(self.handlers[run.lease.job.type], run.lease)
-                # A receiver of signals may raise what no handler's job should.
-                except BaseException as error:
-                    run.error = error
+                run.error = call(self.handlers[run.lease.job.type], run.lease)
                 run.ended_at = local_clock()
                 reset_queries()
                 if run.error is not None and may_be_outage(run.error):

@@ -137,9 +137,10 @@ def test_a_handler_that_exits_fails_its_job_and_does_not_end_the_worker(
     assert jobs.row(other.pk)["status"] == "success"
 
 
+@pytest.mark.parametrize("run_all", [once, lambda: run_due(4, 60)])
 @pytest.mark.parametrize("moment", [signals.run_started, signals.run_ended])
 def test_a_receiver_that_exits_fails_the_job_and_does_not_end_the_worker(
-    moment: Any, jobs: Rows
+    moment: Any, run_all: Any, jobs: Rows
 ) -> None:
     def exits(lease: Any, **_: Any) -> None:
         if lease.pk == job.pk:
@@ -148,7 +149,7 @@ def test_a_receiver_that_exits_fails_the_job_and_does_not_end_the_worker(
     job, others = enqueue("idle", max_attempts=1), enqueue_many([{}] * 3, type="idle").ids
     moment.connect(exits)
     try:
-        assert once() == Tally(claimed=4, succeeded=3, failed=1)
+        assert run_all() == Tally(claimed=4, succeeded=3, failed=1)
     finally:
         moment.disconnect(exits)
     assert jobs.row(job.pk)["fail_code"] == "SystemExit"
