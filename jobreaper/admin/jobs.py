@@ -78,7 +78,7 @@ class LeasedJobAdminChecks(ModelAdminChecks):
     """Django's checks, where the model is one that the pages can show."""
 
     def check(self, admin_obj: Any, **kwargs: Any) -> list[CheckMessage]:
-        """Report E007: the model has not a ``LeasedJob``'s fields and words."""
+        """Report E008: the model has not a ``LeasedJob``'s fields and words."""
         model = admin_obj.model
         names = {field.name for field in model._meta.concrete_fields}
         missing = [name for name in PROTOCOL_COLUMNS if name not in names]
@@ -91,9 +91,9 @@ class LeasedJobAdminChecks(ModelAdminChecks):
         return [
             Error(
                 f"{model._meta.label} {problem}, so {type(admin_obj).__name__} cannot show it.",
-                hint="Use Django's ModelAdmin for it. See docs/checks.md#e007",
+                hint="Use Django's ModelAdmin for it. See docs/checks.md#e008",
                 obj=type(admin_obj),
-                id="jobreaper.E007",
+                id="jobreaper.E008",
             )
         ]
 
