@@ -182,8 +182,9 @@ class Worker:
             thread.join()
         if not self._gave_up:
             with suppress(Error):
-                self._end_done(at_once=True)
                 self._give_back()
+            with suppress(Error):
+                self._end_done(at_once=True)
         left = list(self._in_hand)
         self.left_behind = len(left)
         heartbeat.heart.remove(*(run.lease for run in left))

@@ -880,6 +880,34 @@ def test_told_to_stop_in_an_outage_a_worker_leaves_what_it_holds_to_the_leases(
     assert {jobs.row(pk)["status"] for pk in (running, *behind)} == {"processing"}
 
 
+def test_after_an_error_a_worker_that_runs_once_starts_no_job_that_it_could_not_end(
+    jobs: Rows, sql: Sql
+) -> None:
+    started: list[Any] = []
+    moment = threading.Event()
+
+    @job_handler("breaks")
+    def break_table(job: Any, lease: Any) -> None:
+        sql("ALTER TABLE jobreaper_jobs RENAME COLUMN finished_at TO away")
+
+    @job_handler("slow")
+    def note(job: Any, lease: Any) -> None:
+        started.append(job.pk)
+        moment.wait(0.1)
+
+    enqueue_many([{}] * 400, type="idle")
+    enqueue("breaks")
+    behind = enqueue_many([{}] * 50, type="slow").ids
+    try:
+        with pytest.raises(Error):
+            once()
+    finally:
+        sql("ALTER TABLE jobreaper_jobs RENAME COLUMN away TO finished_at")
+    not_started = set(behind) - set(started)
+    assert not_started
+    assert {jobs.row(pk)["status"] for pk in not_started} == {"queued"}
+
+
 # Groups.
 
 
