@@ -175,7 +175,7 @@ def test_the_admin_of_leased_jobs_is_refused_where_it_cannot_show_them(
         if problem is None
         else [
             (
-                "jobreaper.E007",
+                "jobreaper.E008",
                 f"{table.model._meta.label} {problem}, so LeasedJobAdmin cannot show it.",
             )
         ]
@@ -185,7 +185,7 @@ def test_the_admin_of_leased_jobs_is_refused_where_it_cannot_show_them(
 def test_the_admin_of_leased_jobs_is_refused_for_other_fields(adopt: Adopt) -> None:
     adopt(errands.Errand, columns=errands.COLUMNS, words=errands.WORDS)
     [error] = LeasedJobAdmin(errands.Errand, AdminSite()).check()
-    assert error.id == "jobreaper.E007"
+    assert error.id == "jobreaper.E008"
     assert error.msg.startswith("office.Errand has no field status, stage, locked_by, claimed_at,")
 
 
