@@ -9,13 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from select import select
 from typing import Any, Final
 
 from django.db import Error, models, transaction
 
 from jobreaper import conf, signals, sql
-from jobreaper.db import fetch, in_transaction, in_words, on_commit, retrying, storable
-from jobreaper.exceptions import LeaseLost, NotClaimed
+from jobreaper.db import (
+    IDLE_TIMEOUT,
+    fetch,
+    in_transaction,
+    in_words,
+    on_commit,
+    retrying,
+    storable,
+)
+from jobreaper.exceptions import JobreaperError, LeaseLost, NotClaimed
 from jobreaper.leases import Lease
 from jobreaper.rows import instances
 from jobreaper.tables import JobTable, table_of
@@ -76,10 +85,25 @@ def claim_next(
 
 
 def _announced(leases: list[Lease]) -> list[Lease]:
-    for lease in leases:
-        send = partial(signals.job_claimed.send_robust, lease.table.model, lease=lease)
-        on_commit(lease.table.connection(lease.alias), send)
+    try:
+        for lease in leases:
+            send = partial(signals.job_claimed.send_robust, lease.table.model, lease=lease)
+            on_commit(lease.table.connection(lease.alias), send)
+    # A time limit, or a receiver that exits.
+    except BaseException as error:
+        for lease in leases:
+            _end_by(lease, error)
+        raise
     return leases
+
+
+def _end_by(lease: Lease, error: BaseException) -> None:
+    """End a lease by an exception that is raised anyway. Where this write fails too, the lease runs
+    out and the reaper does the rest.
+    """
+    with suppress(LeaseLost, Error):
+        if not (lease.closed or lease.lost):
+            lease.fail(error) if isinstance(error, Exception) else lease.release()
 
 
 def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list[Lease]:
@@ -91,7 +115,15 @@ def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list
     nothing. Where it was asked for by its ``id``, the error is raised.
     """
     claim = _Claim(table, worker, params)
-    leases = retrying(claim.connection, claim.send)
+    try:
+        leases = retrying(claim.connection, claim.send)
+    except (Error, JobreaperError):
+        raise
+    # A time limit or a signal. The server knows nothing of it and goes on.
+    except BaseException as broke_off:
+        for lease in claim.taken_in_vain():
+            _end_by(lease, broke_off)
+        raise
     for lease, error in claim.unmade:
         logger.error("cannot make an instance of %s %s", table.name, lease.pk, exc_info=error)
         try:
@@ -129,8 +161,7 @@ class _Claim:
     def send(self, tried_before: bool) -> list[Lease]:
         """Claim, unless an earlier try whose answer was lost has: take over what that one took."""
         if tried_before:
-            since_sec = local_clock() - self._first_sent_at + SINCE_MARGIN_SEC
-            taken = self._leases("retake", {**self._params, "since_sec": since_sec})
+            taken = self._retaken()
             if taken or self.unmade:
                 return taken
         if not self._in_turn:
@@ -143,6 +174,37 @@ class _Claim:
         with transaction.atomic(using=self.connection.alias):
             fetch(self.connection, sql.render("statements/lock_claims"), lock)
             return self._leases("claim", self._params, limited=True)
+
+    def taken_in_vain(self) -> list[Lease]:
+        """Return what the server has claimed all the same, where an exception broke the claim off;
+        in a transaction of the caller's that is undone with it.
+        """
+        connection = self.connection
+        if in_transaction(connection):
+            return []
+        try:
+            if (raw := connection.connection) is not None and not raw.closed:
+                raw.cancel_safe(timeout=LOCK_TIMEOUT_SEC)
+                # Its answer comes when it is committed or undone.
+                select([raw], [], [], LOCK_TIMEOUT_SEC)
+            connection.close()
+            with transaction.atomic(using=connection.alias):
+                timeout = f"{LOCK_TIMEOUT_SEC * 1000:.0f}ms"
+                timeouts = {
+                    "lock_timeout": timeout,
+                    "statement_timeout": timeout,
+                    "idle_timeout": IDLE_TIMEOUT,
+                }
+                fetch(connection, sql.render("statements/set_timeouts"), timeouts)
+                taken = self._retaken()
+        except Exception as error:
+            logger.error("jobs of %s may wait for their leases: %s", self.table.name, error)
+            return []
+        return taken + [lease for lease, _ in self.unmade]
+
+    def _retaken(self) -> list[Lease]:
+        since_sec = local_clock() - self._first_sent_at + SINCE_MARGIN_SEC
+        return self._leases("retake", {**self._params, "since_sec": since_sec})
 
     def _leases(self, name: str, params: Mapping[str, Any], limited: bool = False) -> list[Lease]:
         table = self.table
@@ -186,11 +248,7 @@ def hold(model: type[models.Model], pk: object, *, worker: str | None = None) ->
         try:
             yield lease
         except BaseException as error:
-            # The block's own exception is the one to be seen: where this write fails too, the
-            # lease runs out and the reaper does the rest.
-            with suppress(LeaseLost, Error):
-                if not (lease.closed or lease.lost):
-                    lease.fail(error) if isinstance(error, Exception) else lease.release()
+            _end_by(lease, error)
             raise
         if not lease.closed:
             lease.finish()

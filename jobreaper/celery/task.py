@@ -36,6 +36,7 @@ from jobreaper.exceptions import ConfigurationError, LeaseLost
 from jobreaper.handlers import refuse_unrun
 from jobreaper.leases import Lease
 from jobreaper.states import EventType
+from jobreaper.tables import JobTable, table_of
 from jobreaper.worker import forks_end_here
 
 T = TypeVar("T")
@@ -116,7 +117,8 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             raise TypeError(f"{self.name} takes one argument, the job's id: apply_async(args=[pk])")
         drop_left_open(self)
         before = open_transactions()
-        lease = claim(self.job_model(), args[0])
+        model = self.job_model()
+        lease = _on_a_sound_session(table_of(model), partial(claim, model, args[0]))
         if lease is None:
             logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
             return None
@@ -128,7 +130,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
             refuse_unrun(self.name, result)
             lease.refuse_left_open(self.name, before)
             if not lease.closed:
-                _on_a_sound_session(lease, partial(self._finish, lease, result))
+                _on_a_sound_session(lease.table, partial(self._finish, lease, result))
             return result
 
     def retry(
@@ -204,7 +206,7 @@ def _end(lease: Lease, error: BaseException) -> bool:
     """
     for end in (_end_as_said, Lease.fail):
         try:
-            return _on_a_sound_session(lease, partial(end, lease, error))
+            return _on_a_sound_session(lease.table, partial(end, lease, error))
         except LeaseLost:
             return False
         except Exception as trouble:
@@ -215,19 +217,20 @@ def _end(lease: Lease, error: BaseException) -> bool:
     return False
 
 
-def _on_a_sound_session(lease: Lease, end: Callable[[], T]) -> T:
-    """Call ``end``, and once more on a new connection where the database refused it: the function
-    may have changed its session's role or search_path, or made it read-only.
+def _on_a_sound_session(table: JobTable, send: Callable[[], T]) -> T:
+    """Call ``send``, and once more on a new connection where the database refused it: the task's
+    function, or another task before it, may have changed the session's role or search_path, or made
+    it read-only.
     """
     try:
-        return end()
+        return send()
     except Error as error:
-        connection = lease.table.connection(lease.alias)
+        connection = table.connection()
         if in_transaction(connection) or is_lost(connection):
             raise
         logger.info("on a new connection, since it may be the session: %s", in_words(error))
         connection.close()
-    return end()
+    return send()
 
 
 def _end_as_said(lease: Lease, error: BaseException) -> bool:

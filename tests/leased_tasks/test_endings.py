@@ -398,6 +398,15 @@ def test_a_function_that_changes_its_session_and_fails_is_retried(
     assert jobs.event_types(pk) == [EventType.JOB_RETRIED]
 
 
+def test_a_session_that_another_task_has_changed_costs_no_job(
+    change_session: Callable[[], None], one_app: Celery, jobs: Rows
+) -> None:
+    key = jobs.plant(stage="mail")
+    change_session()
+    declare(one_app, lambda job, lease: None)(key)
+    assert jobs.row(key)["status"] == Status.SUCCESS
+
+
 # Celery's own words
 
 
