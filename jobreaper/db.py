@@ -299,6 +299,16 @@ def one_outage() -> Iterator[None]:
         _failures.reset(token)
 
 
+@contextmanager
+def no_retries() -> Iterator[None]:
+    """Let the statements of this block be sent once: their process has more to do than to wait."""
+    token = _failures.set(defaultdict(lambda: RETRIES))
+    try:
+        yield
+    finally:
+        _failures.reset(token)
+
+
 def retrying(
     connection: BaseDatabaseWrapper,
     send: Callable[[bool], R],
@@ -328,7 +338,7 @@ def retrying(
                 raise
             logger.info("transient database error, trying again: %s", in_words(error))
         else:
-            failures[connection.alias] = 0
+            failures.pop(connection.alias, None)
             return result
         wait = FIRST_RETRY_SEC * 2 ** failures[connection.alias]
         failures[connection.alias] += 1

@@ -25,7 +25,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobreaper import conf, signals
-from jobreaper.db import connection_for, fetch_within
+from jobreaper.db import connection_for, fetch_within, no_retries
 from jobreaper.tables import JobTable
 from jobreaper.worker import local_clock
 
@@ -219,13 +219,14 @@ def own_connection(alias: str) -> BaseDatabaseWrapper:
 
 @contextmanager
 def bounded_connection(alias: str) -> Iterator[BaseDatabaseWrapper]:
-    """Give this thread such a connection until the block ends, where somebody waits for what it
-    does. Nothing is left open afterwards.
+    """Give this thread such a connection until the block ends, where its process cannot wait long
+    for what the block does. Nothing is left open afterwards.
     """
     before = connection_for(alias)
     before.close()
     try:
-        yield own_connection(alias)
+        with no_retries():
+            yield own_connection(alias)
     finally:
         connections[alias].close()
         connections[alias] = before

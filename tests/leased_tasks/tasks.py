@@ -83,6 +83,11 @@ def exit_(job: Any, lease: Any) -> None:
     sys.exit(3)
 
 
+def fork(job: Any, lease: Any) -> None:
+    if os.fork() != 0:
+        os.wait()
+
+
 def fail(job: Any, lease: Any) -> None:
     raise ValueError("it had to fail")
 
@@ -103,6 +108,7 @@ DEEDS: dict[str, Callable[[Any, Any], None]] = {
         be_killed,
         leave,
         exit_,
+        fork,
         fail,
         raise_bare,
     )

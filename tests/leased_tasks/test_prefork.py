@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from jobreaper import cancel
@@ -111,6 +112,17 @@ def test_a_function_that_exits_has_failed_and_its_child_goes_on(
     until(lambda: media.event_types(key) == [EventType.JOB_RETRIED])
     assert media.row(key)["fail_code"] == "SystemExit"
     assert worker.children() == before
+
+
+def test_a_process_that_the_function_forks_is_no_further_child_of_the_pool(
+    worker: Worker, media: Rows
+) -> None:
+    key = worker.send(media, "fork")
+    await_status(media, key, Status.SUCCESS)
+    assert media.event_types(key) == [EventType.JOB_FINISHED]
+    assert not [child for pid in worker.children() for child in psutil.Process(pid).children()]
+    names = worker.send(media, "write_names")
+    assert await_status(media, names, Status.SUCCESS)["attempt_count"] == 1
 
 
 def test_a_job_that_is_cancelled_stops_without_an_exception_in_the_log(
