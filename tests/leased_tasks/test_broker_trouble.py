@@ -81,7 +81,7 @@ def test_a_worker_that_loses_its_redis_goes_on_with_its_jobs_and_resumes(
     assert running(media, key) == pid
     # Celery looks every five seconds.
     os.kill(pid, signal.SIGKILL)
-    until(lambda: media.event_types(key) == [EventType.JOB_WORKER_LOST], timeout_sec=2)
+    until(lambda: media.event_types(key) == [EventType.JOB_WORKER_LOST], timeout_sec=3)
     running(media, key, attempt=2)
     following = worker.send(media, "wait")
     for each in (key, following):
