@@ -17,6 +17,9 @@ from pytest_django import DjangoDbBlocker
 from jobreaper import heartbeat
 from tests.rows import Sql
 
+# A test that ends sessions spares those of this name: each package of tests has one.
+FOREIGN_CLIENT = "foreign-client"
+
 TABLES = (
     "jobs",
     "asr_jobs",
@@ -61,6 +64,7 @@ def foreign_client(
     with psycopg.connect(
         **{key: named[key] for key in keys if key in named},
         options="-c synchronous_commit=off",
+        application_name=FOREIGN_CLIENT,
         autocommit=True,
         row_factory=dict_row,
     ) as client:

@@ -426,7 +426,7 @@ def test_a_reaper_whose_session_is_ended_connects_again(
                 " AND datname = current_database()"
             )
         )
-        sql("SELECT pg_terminate_backend(%s)", waiting[0]["pid"])
+        sql("SELECT pg_terminate_backend(%s, 5000)", waiting[0]["pid"])
     finally:
         second_connection.rollback()
         thread.join()
@@ -450,7 +450,7 @@ def test_a_server_that_comes_back_in_the_middle_of_a_pass_holds_the_rest_of_it(
         # For the guard any server has started within so long a grace.
         settings.JOBREAPER = {"RECOVERY_GRACE_SEC": 999_999}
         [row] = sql(
-            "SELECT pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE pid = %s",
+            "SELECT pg_terminate_backend(pid, 5000) AS ended FROM pg_stat_activity WHERE pid = %s",
             connections["default"].connection.info.backend_pid,
         )
         assert row["ended"]

@@ -20,6 +20,7 @@ from jobreaper.models import Job
 from jobreaper.runs import Tally, call, run_due
 from jobreaper.tables import table_of
 from jobreaper.work import Worker
+from tests.committed import FOREIGN_CLIENT
 from tests.rows import Rows, Sql, ago
 from tests.waiting import until
 
@@ -377,7 +378,7 @@ def test_a_handlers_broken_connection_is_replaced(sql: Sql, jobs: Rows) -> None:
     def breaks(job: Any, lease: Any) -> None:
         connection.ensure_connection()
         if job.payload["n"] == 0:
-            sql("SELECT pg_terminate_backend(%s)", connection.connection.info.backend_pid)
+            sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
         Job.objects.filter(pk=job.pk).update(org_id="seen")
 
     enqueue_many(({"payload": {"n": n}} for n in range(3)), type="breaks", max_attempts=1)
@@ -674,7 +675,7 @@ def test_a_listener_whose_session_ends_listens_again(working: Any, sql: Sql) -> 
     worker = working()
     until(listens)
     [listener] = listeners()
-    sql("SELECT pg_terminate_backend(%s)", listener)
+    sql("SELECT pg_terminate_backend(%s, 5000)", listener)
     until(lambda: listeners() not in ([], [listener]))
     enqueue("idle")
     until(lambda: worker.tally.succeeded == 1)
@@ -805,8 +806,8 @@ def test_what_was_done_while_the_database_was_away_is_finished_when_it_is_back(
 
 @contextmanager
 def database_away(sql: Sql, dsn: str) -> Iterator[None]:
-    """Every session but that of ``sql`` has ended, and none can begin."""
-    [own] = sql("SELECT current_database() AS name, pg_backend_pid() AS pid")
+    """Every session but those of foreign clients has ended, and none can begin."""
+    [own] = sql("SELECT current_database() AS name")
     with psycopg.connect(dsn, dbname="postgres", autocommit=True) as elsewhere:
         allow = SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format
         name = Identifier(own["name"])
@@ -814,8 +815,8 @@ def database_away(sql: Sql, dsn: str) -> Iterator[None]:
         try:
             sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> %s",
-                own["pid"],
+                " WHERE datname = current_database() AND application_name <> %s",
+                FOREIGN_CLIENT,
             )
             yield
         finally:
@@ -872,7 +873,7 @@ def test_told_to_stop_in_an_outage_a_worker_leaves_what_it_holds_to_the_leases(
     with database_away(sql, dsn):
         worker.stop()
         # What runs comes to its end all the same.
-        until(lambda: len(worker._unwanted) == 5)
+        until(lambda: worker._unwanted or not worker._reachable.is_set())
         assert not worker._gave_up
         gate.open.set()
         until(lambda: worker.left_behind == 6)
@@ -1128,7 +1129,7 @@ def test_a_finish_whose_answer_was_lost_counts_once(
     def fetch_and_lose(*args: Any) -> Any:
         rows = fetch(*args)
         if next(answers):
-            sql("SELECT pg_terminate_backend(%s)", connection.connection.info.backend_pid)
+            sql("SELECT pg_terminate_backend(%s, 5000)", connection.connection.info.backend_pid)
             Job.objects.exists()
         return rows
 
