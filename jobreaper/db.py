@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -69,6 +69,9 @@ IDLE_TIMEOUT: Final = "5s"
 
 # Of the rows that cannot be written so many of a table are named, and the others counted.
 MOST_NAMED_ROWS: Final = 20
+
+# In place of its database's alias, in atomic() that was left open: Django shows it.
+ROLLED_BACK: Final = "of an atomic() that was left open and is rolled back"
 
 # Longer texts are cut: a fail_reason of megabytes would be read with every row of a list.
 LONGEST_TEXT: Final = 10_000
@@ -254,6 +257,7 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     """Close a connection, also one in ``atomic()``, of which Django would keep the broken rest."""
     connection.in_atomic_block = False
     connection.savepoint_ids.clear()
+    _disarm(connection.atomic_blocks)
     connection.atomic_blocks.clear()
     connection.needs_rollback = connection.closed_in_transaction = False
     connection.close()
@@ -264,6 +268,7 @@ def _roll_back_to(connection: BaseDatabaseWrapper, depth: Depth) -> None:
     connection.in_atomic_block, kept = depth
     first, *others = connection.savepoint_ids[kept:]
     del connection.savepoint_ids[kept:]
+    _disarm(connection.atomic_blocks[-1 - len(others) :])
     del connection.atomic_blocks[-1 - len(others) :]
     # Without a savepoint of its own the block was part of the caller's.
     connection.needs_rollback = first is None
@@ -273,6 +278,14 @@ def _roll_back_to(connection: BaseDatabaseWrapper, depth: Depth) -> None:
             connection.savepoint_commit(first)
         except Error:
             connection.needs_rollback = True
+
+
+def _disarm(blocks: Iterable[transaction.Atomic]) -> None:
+    """See to it that blocks end in an error where somebody leaves them after all, such as a
+    suspended generator that is closed: they would end whatever transaction is then the thread's.
+    """
+    for block in blocks:
+        block.using = ROLLED_BACK
 
 
 def on_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> None:

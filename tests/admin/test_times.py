@@ -29,6 +29,11 @@ def put(row: models.Model, column: str, moment: str) -> None:
     execute(f"UPDATE {row._meta.db_table} SET {column} = %s WHERE id = %s", moment, row.pk)
 
 
+def shows(page: str, word: str, moment: str) -> bool:
+    # From Django 6 on the help stands between the two.
+    return re.search(rf"{word}: (?:[^:]+\. )?{re.escape(moment)}", page) is not None
+
+
 def as_text(row: models.Model, column: str) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {column}::text FROM {row._meta.db_table} WHERE id = %s", [row.pk])
@@ -46,7 +51,7 @@ def test_the_list_and_the_page_of_a_job_show_it(
     assert superuser.get(list_of(Job)).status_code == 200
     page = text(html(superuser, page_of(job)))
     for word in ("Claimed at", "Last heartbeat at", "Lease expires at", "Deadline at"):
-        assert f"{word}: {moment}" in page
+        assert shows(page, word, moment)
     for other in ("history", "delete"):
         assert superuser.get(page_of(job, other)).status_code == 200
 
@@ -57,7 +62,8 @@ def test_a_last_moment_that_is_later_still_where_the_reader_is_is_shown(
     settings.TIME_ZONE = "Pacific/Auckland"
     job = make_job(status="processing")
     put(job, "lease_expires_at", "9999-12-31 23:59:59+00")
-    assert "Lease expires at: 9999-12-31 23:59:59+00" in text(html(superuser, page_of(job)))
+    page = text(html(superuser, page_of(job)))
+    assert shows(page, "Lease expires at", "9999-12-31 23:59:59+00")
 
 
 @pytest.mark.parametrize("model", [Job, OwnJob])

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from django.db import Error, connection, connections, transaction
 from django.test import override_settings
+from django.utils.connection import ConnectionDoesNotExist
 from psycopg.sql import SQL, Identifier
 
 from jobreaper import cancel, enqueue, enqueue_many, heartbeat, job_handler, pause, reap, signals
@@ -422,6 +423,8 @@ def break_in_atomic() -> None:
         cursor.execute("SELECT 1 / 0")
 
 
+# A generator that is collected ends its block in an error.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "leave_open",
     [
@@ -454,6 +457,37 @@ def test_a_transaction_that_a_handler_leaves_open_fails_its_job_and_swallows_no_
     assert (row["status"], row["fail_code"], row["org_id"]) == ("failed", "OpenTransaction", None)
     rows = [jobs.row(pk) for pk in written]
     assert [(row["status"], row["org_id"]) for row in rows] == [("success", "written")] * 3
+
+
+@pytest.mark.parametrize("leave_open", [enter_atomic, suspend_in_atomic])
+def test_an_atomic_that_is_left_after_all_ends_no_other_jobs_transaction(
+    leave_open: Callable[[], None], jobs: Rows
+) -> None:
+    """As where a generator is collected at any later time."""
+
+    @job_handler("open")
+    def open(job: Any, lease: Any) -> None:
+        leave_open()
+
+    raised: list[Exception] = []
+
+    @job_handler("effect")
+    def write(job: Any, lease: Any) -> None:
+        with transaction.atomic():
+            Job.objects.filter(pk=job.pk).update(org_id="written")
+            left = LEFT_OPEN.pop()
+            try:
+                left.close() if isinstance(left, Generator) else left.__exit__(None, None, None)
+            except ConnectionDoesNotExist as error:
+                raised.append(error)
+            Job.objects.filter(pk=job.pk).update(priority=7)
+
+    enqueue("open", max_attempts=1)
+    written = enqueue("effect")
+    once()
+    assert "atomic() that was left open" in str(raised[0])
+    row = jobs.row(written.pk)
+    assert (row["status"], row["org_id"], row["priority"]) == ("success", "written", 7)
 
 
 @pytest.mark.parametrize("nested", [1, 2])
