@@ -31,7 +31,7 @@ JOBS = """
     SELECT 'noop', jsonb_build_object('sec', %s::float8) FROM generate_series(1, %s)
     RETURNING id"""
 
-DONE = re.compile(r"^\[(?P<at>\S+ \S+): .* succeeded in ", re.MULTILINE)
+DONE = re.compile(r"^(?P<at>\S+ \S+) INFO .* succeeded in ", re.MULTILINE)
 
 Sql = Callable[..., list[dict[str, Any]]]
 
