@@ -47,6 +47,7 @@ def wait_patiently(job: Any, lease: Any) -> None:
 
 def _wait(job: Any, each_time: Callable[[], object]) -> None:
     file = Path(job.payload["file"])
+    file.with_suffix(".begun").touch()
     # A connection for each job that waits would be more than a server has.
     if not connection.in_atomic_block:
         connection.close()
