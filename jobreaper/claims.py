@@ -16,13 +16,13 @@ from django.db import Error, models, transaction
 
 from jobreaper import conf, signals, sql
 from jobreaper.db import (
-    IDLE_TIMEOUT,
     fetch,
     in_transaction,
     in_words,
     on_commit,
     retrying,
     storable,
+    timeouts,
 )
 from jobreaper.exceptions import JobreaperError, LeaseLost, NotClaimed
 from jobreaper.leases import Lease
@@ -188,14 +188,7 @@ class _Claim:
                 # Its answer comes when it is committed or undone.
                 select([raw], [], [], LOCK_TIMEOUT_SEC)
             connection.close()
-            with transaction.atomic(using=connection.alias):
-                timeout = f"{LOCK_TIMEOUT_SEC * 1000:.0f}ms"
-                timeouts = {
-                    "lock_timeout": timeout,
-                    "statement_timeout": timeout,
-                    "idle_timeout": IDLE_TIMEOUT,
-                }
-                fetch(connection, sql.render("statements/set_timeouts"), timeouts)
+            with timeouts(connection, lock_sec=LOCK_TIMEOUT_SEC, statement_sec=LOCK_TIMEOUT_SEC):
                 taken = self._retaken()
         except Exception as error:
             logger.error("jobs of %s may wait for their leases: %s", self.table.name, error)
