@@ -28,7 +28,6 @@ CLEARED_TIMES: Final = (
 )
 TIMES: Final = (*CLEARED_TIMES, "last_heartbeat_at", "next_earliest_run_at", "updated_at")
 TIME_TYPE: Final = "timestamp with time zone"
-TEXT_TYPES: Final = ("text", "character varying", "character")
 
 # Emptied together with those times, and written as text.
 CLEARED_TEXTS: Final = ("locked_by", "fail_code", "fail_reason")

@@ -88,7 +88,3 @@ class LeaseLost(JobreaperError):
 
 class OpenTransaction(JobreaperError):
     """A job's function returned and had left a transaction open, which was rolled back."""
-
-
-class NotAllowed(JobreaperError):
-    """An operator's verb does not apply to the job's present status."""
