@@ -239,15 +239,22 @@ def test_revoke_before_the_worker_meets_the_message_cancels_the_job(
     until(lambda: nothing_is_left(app))
 
 
-def test_revoke_without_terminate_leaves_a_running_job_alone(
-    app: Celery, deeds: Deeds, jobs: Rows
-) -> None:
+def revoked_in_mid_run(app: Celery, deeds: Deeds, jobs: Rows) -> tuple[uuid.UUID, str]:
+    """Revoke the message of a job that runs; return the job's key and the message's id."""
     deeds.may_end.clear()
     key = plant(jobs)
     [result] = nudge(app, key)
+    id = str(result.id)
     until(lambda: deeds.begun)
     result.revoke()
-    until(lambda: result.id in state.revoked)
+    until(lambda: id in state.revoked)
+    return key, id
+
+
+def test_revoke_without_terminate_leaves_a_running_job_alone(
+    app: Celery, deeds: Deeds, jobs: Rows
+) -> None:
+    key, _ = revoked_in_mid_run(app, deeds, jobs)
     deeds.may_end.set()
     until(lambda: jobs.row(key)["status"] == Status.SUCCESS)
     assert jobs.event_types(key) == [EventType.JOB_FINISHED]
@@ -256,13 +263,8 @@ def test_revoke_without_terminate_leaves_a_running_job_alone(
 def test_a_revoked_message_that_comes_again_leaves_its_running_job_alone(
     app: Celery, deeds: Deeds, jobs: Rows
 ) -> None:
-    deeds.may_end.clear()
-    key = plant(jobs)
-    [result] = nudge(app, key)
-    until(lambda: deeds.begun)
-    result.revoke()
-    until(lambda: result.id in state.revoked)
-    nudge(app, key, task_id=result.id)
+    key, id = revoked_in_mid_run(app, deeds, jobs)
+    nudge(app, key, task_id=id)
     following = plant(jobs)
     nudge(app, following)
     until(lambda: following in deeds.begun)
