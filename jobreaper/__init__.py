@@ -1,8 +1,8 @@
 """jobreaper keeps background jobs from getting stuck: leases, heartbeats and a reaper for jobs in
 PostgreSQL tables.
 
-The public names are imported when first used, so that ``import jobreaper`` works before Django's
-apps are loaded.
+The public names are imported when they are first used, so that ``import jobreaper`` works before
+Django's apps are loaded.
 """
 
 from __future__ import annotations
@@ -11,102 +11,91 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobreaper.base import LeasedJob
+    from jobreaper.base import LeasedJob, LeasedJobQuerySet
     from jobreaper.celery import LeasedTask, beat_schedule
-    from jobreaper.claims import claim, claim_next, hold
-    from jobreaper.control import cancel, fail, requeue
-    from jobreaper.dedupe import make_dedupe_key
+    from jobreaper.control.by_hand import cancel, fail, requeue, run_now
+    from jobreaper.control.pauses import pause, resume
+    from jobreaper.control.retention import prune
     from jobreaper.exceptions import (
         BadPayload,
+        BadResult,
+        BadState,
         ConfigurationError,
         JobreaperError,
         LeaseClosed,
         LeaseLost,
         NotClaimed,
         NotLeasable,
+        UnknownSchedule,
         UnknownTable,
         UnsupportedDatabase,
+        WorkerStopping,
     )
-    from jobreaper.handlers import job_handler
-    from jobreaper.leases import Lease
-    from jobreaper.pauses import pause, resume
+    from jobreaper.explaining import Explanation, explain
+    from jobreaper.identity import worker_id
     from jobreaper.policies import can_retry, get_backoff_delay_ms
-    from jobreaper.queue import enqueue, enqueue_many, mark_failure, mark_success
+    from jobreaper.protocol.aio import ahold
+    from jobreaper.protocol.claim import claim, claim_next, hold
+    from jobreaper.protocol.lease import Lease
+    from jobreaper.queue.aio import aenqueue, aenqueue_many
+    from jobreaper.queue.dedupe import make_dedupe_key
+    from jobreaper.queue.enqueueing import enqueue, enqueue_many, mark_failure, mark_success
+    from jobreaper.queue.handlers import job_handler
     from jobreaper.reaper import PassResult, reap
-    from jobreaper.retention import prune
+    from jobreaper.schedule import pause_schedule, resume_schedule, run_schedule
     from jobreaper.tables import register
-    from jobreaper.worker import worker_id
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "base": ("LeasedJob",),
-    "celery": (
-        "LeasedTask",
-        "beat_schedule",
-    ),
-    "claims": (
-        "claim",
-        "claim_next",
-        "hold",
-    ),
-    "control": (
-        "cancel",
-        "fail",
-        "requeue",
-    ),
-    "dedupe": ("make_dedupe_key",),
+    "base": "LeasedJob LeasedJobQuerySet",
+    "celery": "LeasedTask beat_schedule",
+    "control.by_hand": "cancel fail requeue run_now",
+    "control.pauses": "pause resume",
+    "control.retention": "prune",
     "exceptions": (
-        "BadPayload",
-        "ConfigurationError",
-        "JobreaperError",
-        "LeaseClosed",
-        "LeaseLost",
-        "NotClaimed",
-        "NotLeasable",
-        "UnknownTable",
-        "UnsupportedDatabase",
+        "BadPayload BadResult BadState ConfigurationError JobreaperError LeaseClosed LeaseLost "
+        "NotClaimed NotLeasable UnknownSchedule UnknownTable UnsupportedDatabase WorkerStopping"
     ),
-    "handlers": ("job_handler",),
-    "leases": ("Lease",),
-    "pauses": (
-        "pause",
-        "resume",
-    ),
-    "policies": (
-        "can_retry",
-        "get_backoff_delay_ms",
-    ),
-    "queue": (
-        "enqueue",
-        "enqueue_many",
-        "mark_failure",
-        "mark_success",
-    ),
-    "reaper": (
-        "PassResult",
-        "reap",
-    ),
-    "retention": ("prune",),
-    "tables": ("register",),
-    "worker": ("worker_id",),
+    "explaining": "Explanation explain",
+    "identity": "worker_id",
+    "policies": "can_retry get_backoff_delay_ms",
+    "protocol.aio": "ahold",
+    "protocol.claim": "claim claim_next hold",
+    "protocol.lease": "Lease",
+    "queue.aio": "aenqueue aenqueue_many",
+    "queue.dedupe": "make_dedupe_key",
+    "queue.enqueueing": "enqueue enqueue_many mark_failure mark_success",
+    "queue.handlers": "job_handler",
+    "reaper.passes": "PassResult reap",
+    "schedule": "pause_schedule resume_schedule run_schedule",
+    "tables": "register",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "BadPayload",
+    "BadResult",
+    "BadState",
     "ConfigurationError",
+    "Explanation",
     "JobreaperError",
     "Lease",
     "LeaseClosed",
     "LeaseLost",
     "LeasedJob",
+    "LeasedJobQuerySet",
     "LeasedTask",
     "NotClaimed",
     "NotLeasable",
     "PassResult",
+    "UnknownSchedule",
     "UnknownTable",
     "UnsupportedDatabase",
+    "WorkerStopping",
+    "aenqueue",
+    "aenqueue_many",
+    "ahold",
     "beat_schedule",
     "can_retry",
     "cancel",
@@ -114,6 +103,7 @@ __all__ = [
     "claim_next",
     "enqueue",
     "enqueue_many",
+    "explain",
     "fail",
     "get_backoff_delay_ms",
     "hold",
@@ -122,11 +112,15 @@ __all__ = [
     "mark_failure",
     "mark_success",
     "pause",
+    "pause_schedule",
     "prune",
     "reap",
     "register",
     "requeue",
     "resume",
+    "resume_schedule",
+    "run_now",
+    "run_schedule",
     "worker_id",
 ]
 

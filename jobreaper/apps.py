@@ -1,4 +1,4 @@
-"""The app: registers checks and receivers. No I/O before the first statement is asked for."""
+"""The app: registers checks and receivers. It does no I/O until the first statement is sent."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate, post_save
+from django.db.backends.signals import connection_created
+from django.db.models.signals import post_migrate
 
-# What needs a package that is not required, and the function that connects it.
-OPTIONAL = {
-    "prometheus_client": ("metrics.prometheus", "register"),
-    "opentelemetry.metrics": ("metrics.otel", "connect"),
-    "opentelemetry.trace": ("tracing", "connect"),
-}
+# Modules of system checks, which register themselves.
+CHECKS = (
+    "checks",
+    "model_checks",
+    "table_checks",
+    "replication_checks",
+    "presence.checks",
+    "redisq.checks",
+)
+
+# What needs packages that may be missing, and the module whose connect() is called with them.
+OPTIONAL = (
+    (("celery",), "celery.receivers"),
+    (("django.tasks",), "backend.running"),
+    (("django_tasks",), "backend.running"),
+    (("prometheus_client",), "metrics.prometheus"),
+    (("opentelemetry.metrics",), "metrics.otel"),
+    (("opentelemetry.trace",), "tracing"),
+    (("opentelemetry.trace", "celery"), "tracing.messages"),
+)
 
 
 class JobreaperConfig(AppConfig):
@@ -24,29 +39,24 @@ class JobreaperConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect what reacts to core code, which knows nothing of it."""
-        from jobreaper import checks, installed, logs, signals
-        from jobreaper.celery import checks as celery_checks
-        from jobreaper.celery import dispatcher
+        """Connect the modules that react to core code, which does not know them."""
+        from jobreaper import logs, presence
+        from jobreaper.db import borrowed, write_as_read
+        from jobreaper.redisq import events
+        from jobreaper.schema import migrating
 
-        checks.register()
-        celery_checks.register()
+        borrowed.connect()
+        connection_created.connect(write_as_read, dispatch_uid="jobreaper.times")
         logs.connect()
-        post_save.connect(dispatcher.send_on_commit, dispatch_uid="jobreaper.send_on_commit")
-        signals.jobs_enqueued.connect(
-            dispatcher.send_enqueued, dispatch_uid="jobreaper.send_enqueued"
-        )
-        post_migrate.connect(installed.render_policies_anew, dispatch_uid="jobreaper.policies")
-        post_migrate.connect(installed.create_what_waited, dispatch_uid="jobreaper.functions")
-        if _is_installed("django_celery_beat"):
-            from jobreaper.celery import periodic
-
-            post_migrate.connect(
-                periodic.create_periodic_tasks, dispatch_uid="jobreaper.periodic_tasks"
-            )
-        for package, (module, connect) in OPTIONAL.items():
-            if _is_installed(package):
-                getattr(import_module(f"jobreaper.{module}"), connect)()
+        presence.connect()
+        events.connect()
+        post_migrate.connect(migrating.render_package_anew, dispatch_uid="jobreaper.package")
+        post_migrate.connect(migrating.create_what_waited, dispatch_uid="jobreaper.functions")
+        for module in CHECKS:
+            import_module(f"jobreaper.{module}")
+        for packages, module in OPTIONAL:
+            if all(map(_is_installed, packages)):
+                import_module(f"jobreaper.{module}").connect()
 
 
 def _is_installed(package: str) -> bool:

@@ -1,8 +1,8 @@
-"""Settings: the ``JOBREAPER`` dict and the environment become one frozen object.
+"""Settings: turns the ``JOBREAPER`` dict and the environment into one frozen object.
 
 Precedence for each value: the dict, then the environment's ``JOB_*``/``REAPER_*`` name, then the
 older ``QUEUE_*`` name, then the default. ``settings()`` reads lazily and raises
-``ConfigurationError`` with every problem at once; ``manage.py check`` reports the same problems.
+``ConfigurationError`` with all problems at once; ``manage.py check`` reports the same problems.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -20,9 +19,11 @@ from typing import Any, Final, TypeVar
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from jobreaper import policies, values
+from jobreaper import policies, timetable, values
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.policies import LONGEST_MS, StagePolicy
+from jobreaper.settings_reader import Problem, Reader
+from jobreaper.timetable import Timetable
 
 T = TypeVar("T")
 
@@ -31,26 +32,36 @@ MAX_ATTEMPTS: Final = ("JOB_MAX_ATTEMPTS", "QUEUE_MAX_ATTEMPTS")
 LEASE: Final = ("DEFAULT_LEASE_SEC", "QUEUE_VISIBILITY_SEC")
 HEARTBEAT: Final = ("HEARTBEAT_SEC",)
 GRACE: Final = ("RECOVERY_GRACE_SEC",)
+PRESENCE_GRACE: Final = ("PRESENCE_GRACE_SEC",)
+PRESENCE_DATABASE: Final = ("PRESENCE_DATABASE",)
 DISPATCH_INTERVAL: Final = ("DISPATCH_INTERVAL_SEC",)
 DISPATCH_AGAIN: Final = ("DISPATCH_AGAIN_SEC",)
 BACKOFF_BASE: Final = ("JOB_RETRY_BACKOFF_MS_BASE", "QUEUE_RETRY_BACKOFF_MS_BASE")
 BACKOFF_MAX: Final = ("JOB_RETRY_BACKOFF_MS_MAX", "QUEUE_RETRY_BACKOFF_MS_MAX")
 TICK_TOKEN: Final = ("TICK_TOKEN",)
+NOTIFY: Final = ("NOTIFY",)
+SESSION_SETTINGS: Final = ("SESSION_SETTINGS",)
+REDIS_QUEUE: Final = ("REDIS_QUEUE",)
 STAGES: Final = "STAGES"
 RETENTION: Final = "RETENTION"
+SCHEDULE: Final = "SCHEDULE"
+QUEUES: Final = "QUEUES"
 SLA_FACTOR_SUFFIX: Final = "_SLA_FACTOR"
 
-# An environment is shared with other programs, so there the name carries the package's.
-TICK_TOKEN_ENVIRONMENT: Final = "JOBREAPER_TICK_TOKEN"  # noqa: S105  a name
+# Once a day would be enough, but would never happen if what prunes restarts every day.
+PRUNE_INTERVAL_SEC: Final = 3600.0
 
 DEFAULT_INTERVAL_SEC: Final = 60.0
 DEFAULT_MAX_ATTEMPTS: Final = 3
 DEFAULT_LEASE_SEC: Final = 300.0
 DEFAULT_HEARTBEAT_SEC: Final = 15.0
+DEFAULT_PRESENCE_GRACE_SEC: Final = 2.0
 DEFAULT_DISPATCH_INTERVAL_SEC: Final = 5.0
 DEFAULT_DISPATCH_AGAIN_SEC: Final = 120.0
 DEFAULT_BACKOFF_MAX_MS: Final = policies.DEFAULT_BACKOFF_MS[-1]
 DEFAULT_SLA_FACTORS: Final = MappingProxyType({"clip": 6.0, "asr": 12.0, "burnin": 8.0})
+# What every session has that can be set, and that changes what a statement finds.
+DEFAULT_SESSION_SETTINGS: Final = ("search_path", "role")
 DEFAULT_RETENTION: Final = MappingProxyType(
     {
         "success": "7d",
@@ -58,6 +69,8 @@ DEFAULT_RETENTION: Final = MappingProxyType(
         "cancelled": "30d",
         "events": "30d",
         "passes": "7d",
+        "workers": "1d",
+        "states": "30d",
     }
 )
 
@@ -67,52 +80,58 @@ DICT_KEYS: Final = (
     *LEASE,
     *HEARTBEAT,
     *GRACE,
+    *PRESENCE_GRACE,
+    *PRESENCE_DATABASE,
     *DISPATCH_INTERVAL,
     *DISPATCH_AGAIN,
     *BACKOFF_BASE,
     *BACKOFF_MAX,
     *TICK_TOKEN,
+    *NOTIFY,
+    *SESSION_SETTINGS,
+    *REDIS_QUEUE,
     *(f"{stage.upper()}{SLA_FACTOR_SUFFIX}" for stage in DEFAULT_SLA_FACTORS),
     STAGES,
     RETENTION,
+    SCHEDULE,
+    QUEUES,
 )
-# A beat this large a part of the shortest lease leaves too few tries before the lease ends.
+# With an interval this close to the shortest lease, too few heartbeats fit into the lease.
 RISKY_BEAT_SHARE: Final = 1 / 3
 UNSAFE_BEAT_SHARE: Final = 1 / 2
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with the settings: a stable check id, what is wrong, what to do."""
-
-    id: str
-    message: str
-    hint: str
-
-    @property
-    def is_error(self) -> bool:
-        """Return whether the settings cannot be used at all."""
-        return self.id.startswith("E")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting, checked and in its final unit. Names end in their unit."""
+    """All settings, checked and converted. Names end in their unit."""
 
     reaper_interval_sec: float = DEFAULT_INTERVAL_SEC
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     heartbeat_sec: float = DEFAULT_HEARTBEAT_SEC
     recovery_grace_sec: float = 2 * DEFAULT_HEARTBEAT_SEC
+    presence_grace_sec: float = DEFAULT_PRESENCE_GRACE_SEC
+    presence_database: str | Mapping[str, str] | None = None
     dispatch_interval_sec: float = DEFAULT_DISPATCH_INTERVAL_SEC
     dispatch_again_sec: float = DEFAULT_DISPATCH_AGAIN_SEC
     default_policy: StagePolicy = field(default_factory=StagePolicy)
     stages: Mapping[str, StagePolicy] = field(default_factory=lambda: MappingProxyType({}))
     retention_sec: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    schedule: Mapping[str, Timetable | None] = field(default_factory=lambda: MappingProxyType({}))
+    # How many jobs of a queue may run at once.
+    queues: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     tick_token: str | None = field(default=None, repr=False)
+    notify: bool = True
+    session_settings: tuple[str, ...] = DEFAULT_SESSION_SETTINGS
+    redis_queue: str | None = None
 
     def policy(self, stage: str | None) -> StagePolicy:
-        """Return the policy of ``stage``, the default policy where it has none of its own."""
+        """Return the policy of ``stage``, or the default policy if it has none of its own."""
         return self.stages.get(stage or "", self.default_policy)
+
+    def presence_alias(self, alias: str) -> str:
+        """Return the alias under which the database ``alias`` is reached without a pooler."""
+        routes = self.presence_database
+        return routes.get(alias, alias) if isinstance(routes, Mapping) else routes or alias
 
     @cached_property
     def policies_json(self) -> str:
@@ -126,19 +145,22 @@ class Settings:
         return frozenset(s for s, policy in self.stages.items() if policy.max_running is not None)
 
     def limits_any_of(self, stages: Iterable[str] | None) -> bool:
-        """Return whether one of ``stages``, of all stages for ``None``, has a ``max_running``."""
+        """Return whether one of ``stages`` (``None``: of all stages) or a queue has a
+        ``max_running``.
+        """
         limited = self.limited_stages
-        return bool(limited) and (stages is None or not limited.isdisjoint(stages))
+        is_stage = bool(limited) and (stages is None or not limited.isdisjoint(stages))
+        return is_stage or bool(self.queues)
 
     @cached_property
     def limits_json(self) -> str:
         """Each ``max_running`` as the JSON array that the SQL statements read."""
-        return json.dumps(
-            [
-                {"stage": stage, "max_running": self.stages[stage].max_running}
-                for stage in sorted(self.limited_stages)
-            ]
-        )
+        of_stages = [
+            {"stage": stage, "max_running": self.stages[stage].max_running}
+            for stage in sorted(self.limited_stages)
+        ]
+        of_queues = [{"queue": name, "max_running": n} for name, n in sorted(self.queues.items())]
+        return json.dumps(of_stages + of_queues)
 
     @property
     def shortest_lease_sec(self) -> float:
@@ -168,69 +190,16 @@ _STAGE_PARSERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = Mappi
 )
 
 
-class _Reader:
-    """Reads one value at a time and collects what is wrong instead of stopping at the first."""
-
-    def __init__(self, given: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self.given = given
-        self.environment = environment
-        self.problems: list[Problem] = []
-
-    def bad_value(self, name: str, value: object, why: object, *, is_secret: bool = False) -> None:
-        what = "a bad value" if is_secret else f"the bad value {value!r}"
-        self.problems.append(
-            Problem(
-                "E002",
-                f"{name} has {what}: {why}.",
-                f"Correct {name}.",
-            )
-        )
-
-    def unknown(self, where: str, key: object, known: Iterable[str]) -> None:
-        names = list(known)
-        nearest = get_close_matches(str(key).upper(), [name.upper() for name in names], n=1)
-        by_upper = {name.upper(): name for name in names}
-        hint = (
-            f"Did you mean {by_upper[nearest[0]]!r}?"
-            if nearest
-            else f"Valid keys: {', '.join(names)}."
-        )
-        self.problems.append(Problem("E001", f"{where} has the unknown key {key!r}.", hint))
-
-    def value(
-        self,
-        names: tuple[str, ...],
-        parse: Callable[[object], T],
-        default: T,
-        *,
-        variables: tuple[str, ...] | None = None,
-        is_secret: bool = False,
-    ) -> T:
-        """Return the first value that is given under ``names``, in the environment under
-        ``variables`` where those differ. A secret's value is in no problem's words.
-        """
-        sources: list[tuple[str, object]] = [
-            (f"JOBREAPER[{name!r}]", self.given[name]) for name in names if name in self.given
-        ]
-        # An empty variable is how a compose file or a unit says "not set".
-        sources += [
-            (f"environment variable {name}", self.environment[name])
-            for name in variables or names
-            if self.environment.get(name, "").strip()
-        ]
-        for name, raw in sources[:1]:
-            try:
-                return parse(raw)
-            except ValueError as error:
-                self.bad_value(name, raw, error, is_secret=is_secret)
-        return default
+def _own(key: tuple[str]) -> tuple[str]:
+    # Other programs share the environment, so there the name starts with the package's.
+    return (f"JOBREAPER_{key[0]}",)
 
 
 def _env_name(stage: str) -> str:
     return re.sub(r"\W", "_", stage).upper() + SLA_FACTOR_SUFFIX
 
 
-def _read_backoff(reader: _Reader) -> tuple[int, ...]:
+def _read_backoff(reader: Reader) -> tuple[int, ...]:
     base = reader.value(BACKOFF_BASE, values.optional(values.milliseconds), None)
     longest = reader.value(BACKOFF_MAX, values.optional(values.milliseconds), None)
     if base is None:
@@ -239,7 +208,7 @@ def _read_backoff(reader: _Reader) -> tuple[int, ...]:
 
 
 def _read_stage(
-    reader: _Reader, stage: str, given: Mapping[str, Any], inherited: StagePolicy
+    reader: Reader, stage: str, given: Mapping[str, Any], inherited: StagePolicy
 ) -> StagePolicy:
     changes: dict[str, Any] = {}
     for key, raw in given.items():
@@ -255,16 +224,8 @@ def _read_stage(
     return replace(inherited, stage=stage, **changes)
 
 
-def _mapping(reader: _Reader, key: str) -> Mapping[str, Any]:
-    value = reader.given.get(key, {})
-    if isinstance(value, Mapping):
-        return value
-    reader.bad_value(f"JOBREAPER[{key!r}]", value, "it must be a dict")
-    return {}
-
-
-def _read_stages(reader: _Reader, default_policy: StagePolicy) -> dict[str, StagePolicy]:
-    given = _mapping(reader, STAGES)
+def _read_stages(reader: Reader, default_policy: StagePolicy) -> dict[str, StagePolicy]:
+    given = reader.mapping(STAGES)
     names = {stage: _env_name(stage) for stage in DEFAULT_SLA_FACTORS}
     for stage in given:
         try:
@@ -273,7 +234,7 @@ def _read_stages(reader: _Reader, default_policy: StagePolicy) -> dict[str, Stag
             reader.bad_value(f"a stage in JOBREAPER['{STAGES}']", stage, error)
         else:
             names[stage] = _env_name(stage)
-    # A stage such as "burn-in" is BURN_IN in the environment; its own spelling wins.
+    # A stage such as "burn-in" is BURN_IN in the environment; the spelling in STAGES wins.
     for name in map(str, (*reader.given, *reader.environment)):
         if name.endswith(SLA_FACTOR_SUFFIX) and name not in (SLA_FACTOR_SUFFIX, *names.values()):
             try:
@@ -293,8 +254,8 @@ def _read_stages(reader: _Reader, default_policy: StagePolicy) -> dict[str, Stag
     return stages
 
 
-def _read_retention(reader: _Reader) -> dict[str, float | None]:
-    given = _mapping(reader, RETENTION)
+def _read_retention(reader: Reader) -> dict[str, float | None]:
+    given = reader.mapping(RETENTION)
     for key in given:
         if key not in DEFAULT_RETENTION:
             reader.unknown(f"JOBREAPER['{RETENTION}']", key, DEFAULT_RETENTION)
@@ -306,6 +267,35 @@ def _read_retention(reader: _Reader) -> dict[str, float | None]:
         except ValueError as error:
             reader.bad_value(f"JOBREAPER['{RETENTION}'][{key!r}]", raw, error)
     return ages
+
+
+def _read_schedule(reader: Reader) -> dict[str, Timetable | None]:
+    found: dict[str, Timetable | None] = {}
+    for name, options in reader.mapping(SCHEDULE).items():
+        where = f"JOBREAPER['{SCHEDULE}'][{name!r}]"
+        if options is not None and not isinstance(options, Mapping):
+            reader.bad_value(where, options, "it must be a dict, or None")
+            continue
+        try:
+            found[name] = (
+                None
+                if options is None
+                else timetable.timetable(name, options, timezone=django_settings.TIME_ZONE)
+            )
+        except ValueError as error:
+            reader.bad_value(where, options, error)
+    return found
+
+
+def _read_queues(reader: Reader) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, options in reader.mapping(QUEUES).items():
+        try:
+            values.short_name(name)
+            found[name] = values.only_max_running(options)
+        except ValueError as error:
+            reader.bad_value(f"JOBREAPER['{QUEUES}'][{name!r}]", options, error)
+    return found
 
 
 def _judge_heartbeat(settings: Settings) -> Iterable[Problem]:
@@ -324,11 +314,11 @@ def _judge_heartbeat(settings: Settings) -> Iterable[Problem]:
 def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
     """Return the settings and everything wrong with them; a bad value counts as not given."""
     if not isinstance(given, Mapping):
-        # Its value may hold the token.
+        # Its value may contain the token.
         found = f"JOBREAPER is of type {type(given).__name__}."
         problem = Problem("E002", found, "JOBREAPER must be a dict.")
         return Settings(), [problem]
-    reader = _Reader(given, environment)
+    reader = Reader(given, environment)
     for key in given:
         if key not in DICT_KEYS and not str(key).endswith(SLA_FACTOR_SUFFIX):
             reader.unknown("JOBREAPER", key, DICT_KEYS)
@@ -342,6 +332,15 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
         max_attempts=reader.value(MAX_ATTEMPTS, values.count, DEFAULT_MAX_ATTEMPTS),
         heartbeat_sec=heartbeat_sec,
         recovery_grace_sec=reader.value(GRACE, values.parse_duration, 2 * heartbeat_sec),
+        presence_grace_sec=reader.value(
+            PRESENCE_GRACE, values.parse_duration, DEFAULT_PRESENCE_GRACE_SEC
+        ),
+        presence_database=reader.value(
+            PRESENCE_DATABASE,
+            values.optional(values.routes),
+            None,
+            variables=_own(PRESENCE_DATABASE),
+        ),
         dispatch_interval_sec=reader.value(
             DISPATCH_INTERVAL, values.positive_duration, DEFAULT_DISPATCH_INTERVAL_SEC
         ),
@@ -351,12 +350,16 @@ def read(given: object, environment: Mapping[str, str]) -> tuple[Settings, list[
         default_policy=default_policy,
         stages=MappingProxyType(_read_stages(reader, default_policy)),
         retention_sec=MappingProxyType(_read_retention(reader)),
+        schedule=MappingProxyType(_read_schedule(reader)),
+        queues=MappingProxyType(_read_queues(reader)),
         tick_token=reader.value(
-            TICK_TOKEN,
-            values.token,
-            None,
-            variables=(TICK_TOKEN_ENVIRONMENT,),
-            is_secret=True,
+            TICK_TOKEN, values.token, None, variables=_own(TICK_TOKEN), is_secret=True
+        ),
+        notify=reader.value(NOTIFY, values.switch, True, variables=_own(NOTIFY)),
+        session_settings=DEFAULT_SESSION_SETTINGS
+        + reader.value(SESSION_SETTINGS, values.names, values.NO_NAMES),
+        redis_queue=reader.value(
+            REDIS_QUEUE, values.optional(values.path), None, variables=_own(REDIS_QUEUE)
         ),
     )
     return settings, [*reader.problems, *_judge_heartbeat(settings)]

@@ -1,6 +1,6 @@
-"""Keys of new jobs: version 7 UUIDs, which grow with time.
+"""Keys of new jobs: version 7 UUIDs, which increase with time.
 
-Jobs enqueued together keep their order by them, and their index entries lie side by side.
+So jobs that are enqueued together keep their order, and their index entries are adjacent.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _RANDOM_BITS: Final = 62
 
 
 def new_id() -> uuid.UUID:
-    """Return a version 7 UUID, greater than every one that this process has made before."""
+    """Return a version 7 UUID, greater than all others that this process has created."""
     global _last
     milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
     fraction = (nanoseconds << _FRACTION_BITS) // 1_000_000
     moment = milliseconds << _FRACTION_BITS | fraction
     with _lock:
-        # Where the clock stands still or goes back, the last one's moment is counted on.
+        # If the clock stands still or goes back, count on from the last moment.
         _last = moment = max(moment, _last + 1)
     rest = random.getrandbits(_RANDOM_BITS)
     time_bits, fraction_bits = divmod(moment, 1 << _FRACTION_BITS)

@@ -1,8 +1,8 @@
-"""One log line for each action: a past-tense event name and ``key=value`` pairs.
+"""One log line for each action: an event name in the past tense and ``key=value`` pairs.
 
-The same pairs are on the record as ``record.jobreaper``, a dict, for formatters that want them. The
-logger is named after the module that acted: ``jobreaper.leases``, ``jobreaper.reaper`` and so on.
-No line holds a payload, a ``fail_reason`` or an operator's words: a log goes far.
+Formatters find the same pairs in the dict ``record.jobreaper``. The logger is named after the
+module that acted: ``jobreaper.leases``, ``jobreaper.reaper`` and so on. No line contains a payload,
+a ``fail_reason`` or an operator's words, because many people can read a log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from jobreaper import signals
 from jobreaper.db import in_words
+from jobreaper.protocol.holding import holding_of
 
 
 class Event(NamedTuple):
@@ -51,26 +52,28 @@ EVENTS: Final[Mapping[str, Event]] = {
     "stale_write_rejected": Event(
         "leases", WARNING, (*_LEASE, "verb", "present_status", "present_epoch")
     ),
+    "ending_refused": Event("leases", ERROR, (*_LEASE, "verb", "error")),
     "heartbeat_failed": Event("heartbeat", WARNING, ("database", "table", "leases", "error")),
     "job_requeued": Event("reaper", INFO, _REAPED),
     "jobs_requeued": Event("reaper", INFO, ("table", "count")),
     "job_failed_by_reaper": Event("reaper", WARNING, _REAPED),
     "jobs_failed_by_reaper": Event("reaper", WARNING, ("table", "count")),
     "job_changed_by_hand": Event("control", INFO, ("table", "job", "did", "by")),
+    "change_refused": Event("control", ERROR, ("table", "job", "did", "by", "error")),
     "paused": Event("control", INFO, _PAUSE),
     "resumed": Event("control", INFO, _PAUSE),
-    # At level ERROR where the pass had any.
+    # At level ERROR if the pass had errors.
     "pass_finished": Event(
         "reaper", INFO, ("trigger", "requeued", "failed", "held", "duration_ms", "errors")
     ),
 }
 
-# When a pass takes more jobs than this at once, their own lines are at level DEBUG: after an outage
-# they would take longer than the reap.
+# If a pass takes more jobs than this at once, their own lines are at level DEBUG: after an outage,
+# writing them would take longer than the reap.
 MOST_LINES: Final = 100
 
-# Whether a key outside the list raises, as in this package's tests. It is left out otherwise: a
-# mistake must not take the line with it, nor put what nobody has thought about into a log.
+# Whether a key outside the list raises, as in this package's tests. Otherwise it is left out: a
+# mistake must not lose the line, nor log a value that nobody has considered.
 strict = False
 
 
@@ -87,16 +90,20 @@ def connect() -> None:
         (signals.jobs_finished, _finished_many),
         (signals.lease_lost, _lost),
         (signals.stale_write_rejected, _rejected),
+        (signals.ending_refused, _refused),
         (signals.heartbeat_failed, _beat_failed),
         (signals.job_reaped, _reaped),
         (signals.job_changed_by_hand, _changed_by_hand),
+        (signals.change_refused, _change_refused),
         (signals.pause_changed, _pause_changed),
         (signals.pass_finished, _pass_finished),
     ):
         signal.connect(receiver, dispatch_uid=signals.OwnReceiver(f"logs.{receiver.__name__}"))
 
 
-def _log(event: str, *, level: int | None = None, **pairs: Any) -> None:
+def _log(
+    event: str, *, level: int | None = None, exc_info: BaseException | None = None, **pairs: Any
+) -> None:
     name, usual_level, keys = EVENTS[event]
     logger = logging.getLogger(f"jobreaper.{name}")
     level = usual_level if level is None else level
@@ -107,14 +114,20 @@ def _log(event: str, *, level: int | None = None, **pairs: Any) -> None:
     known = {key: value for key, value in pairs.items() if key in keys}
     words = (f"{key}={_word(value)}" for key, value in known.items() if value is not None)
     text = " ".join(words)
-    logger.log(level, "%s %s", event, text, extra={"jobreaper": {"event": event, **known}})
+    # The event is part of the template: that is what collectors of errors group lines by.
+    template = f"{event} %s"
+    extra = {"jobreaper": {"event": event, **known}}
+    logger.log(level, template, text, exc_info=exc_info, extra=extra)
 
 
 def _word(value: Any) -> str:
-    """Return a value as one word, so that a line stays one line and can be parsed. What a terminal
-    would obey is escaped.
+    """Return a value as one word, so that a line stays one line and can be parsed. Control
+    characters are escaped.
     """
     text = str(value)
+    # A composite key.
+    if isinstance(value, tuple):
+        text = json.dumps(value, ensure_ascii=False, default=str)
     is_plain = text.isprintable()
     if text and is_plain and not re.search(r'[\s"]', text):
         return text
@@ -122,23 +135,24 @@ def _word(value: Any) -> str:
 
 
 def _of(lease: Any) -> dict[str, Any]:
+    held = holding_of(lease)
     return {
-        "table": lease.table.name,
-        "job": lease.pk,
-        "stage": lease.stage,
-        "attempt": lease.attempt,
-        "epoch": lease.epoch,
-        "worker": lease.worker,
+        "table": held.table.name,
+        "job": held.pk,
+        "stage": held.stage,
+        "attempt": held.attempt,
+        "epoch": held.epoch,
+        "worker": held.worker,
     }
 
 
 def _claimed(lease: Any, **_: Any) -> None:
-    if not lease.in_batch:
+    if not holding_of(lease).in_batch:
         _log("job_claimed", **_of(lease))
 
 
 def _finished(lease: Any, details: Any, **_: Any) -> None:
-    if lease.in_batch:
+    if holding_of(lease).in_batch:
         return
     duration = {"duration_ms": details["duration_ms"]}
     _log("job_finished", **_of(lease), **duration)
@@ -160,14 +174,14 @@ def _finished_many(leases: Any, **_: Any) -> None:
 
 
 def _batch(did: str, held: Any) -> None:
-    """Log one line for a batch, and one for each of its jobs at level DEBUG: a fast worker would
+    """Log one line for a batch, and one at level DEBUG for each of its jobs: a fast worker would
     spend most of its time on INFO lines.
     """
     first = held[0]
     if len(held) == 1:
         _log(f"job_{did}", **_of(first))
         return
-    pairs = {"table": first.table.name, "count": len(held), "worker": first.worker}
+    pairs = {"table": holding_of(first).table.name, "count": len(held), "worker": first.worker}
     _log(f"jobs_{did}", **pairs)
     if logging.getLogger("jobreaper.leases").isEnabledFor(DEBUG):
         for lease in held:
@@ -183,7 +197,7 @@ def _retried(lease: Any, details: Any, **_: Any) -> None:
 
 
 def _failed(lease: Any, details: Any, **_: Any) -> None:
-    _log("job_failed", **_of(lease), **_why(details))
+    _log("job_failed", exc_info=holding_of(lease).raised, **_of(lease), **_why(details))
 
 
 def _released(lease: Any, **_: Any) -> None:
@@ -197,6 +211,10 @@ def _lost(lease: Any, reason: str, status: Any, **_: Any) -> None:
 def _rejected(lease: Any, verb: str, status: Any, epoch: Any, **_: Any) -> None:
     present = {"present_status": status, "present_epoch": epoch}
     _log("stale_write_rejected", **_of(lease), verb=verb, **present)
+
+
+def _refused(lease: Any, verb: str, error: Exception, **_: Any) -> None:
+    _log("ending_refused", **_of(lease), verb=verb, error=in_words(error))
 
 
 def _beat_failed(alias: str, table: str, error: Exception, leases: int, **_: Any) -> None:
@@ -224,6 +242,10 @@ def _changed_by_hand(table: str, pk: Any, event: str, by: str, reason: Any, **_:
     _log("job_changed_by_hand", table=table, job=pk, did=event, by=by)
 
 
+def _change_refused(table: str, pk: Any, event: str, by: str, error: Exception, **_: Any) -> None:
+    _log("change_refused", table=table, job=pk, did=event, by=by, error=in_words(error))
+
+
 def _pause_changed(table: str, name: str, paused: bool, by: Any, **_: Any) -> None:
     _log("paused" if paused else "resumed", table=table, name=name, by=by)
 
@@ -242,8 +264,8 @@ def _pass_finished(result: Any, trigger: str, **_: Any) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``at``, ``level``, ``logger``, then the event and its pairs, or
-    ``message`` for a line that is no event::
+    """One JSON object per line: ``at``, ``level``, ``logger``, then the event and its pairs, or
+    ``message`` for a line that is not an event::
 
         LOGGING = {
             "formatters": {"json": {"()": "jobreaper.logs.JsonFormatter"}},

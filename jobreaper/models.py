@@ -1,43 +1,43 @@
-"""The package's own tables: a ready-made job table, what is paused, the events, the passes."""
+"""The package's own tables: a ready-made job table, pauses, events, passes and totals."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django.db import models
-from django.db.models import Count, Func, Q, Sum
-from django.db.models.expressions import RawSQL
+from django.db.models import Q
 from django.db.models.fields.json import KT
-from django.db.models.functions import Coalesce, Now, TruncDate
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from jobreaper import sql
+from jobreaper.base import Digest as Digest  # migrations look for it here
 from jobreaper.base import LeasedJob, LeaseIndex
 from jobreaper.ids import new_id
-from jobreaper.states import ENDED_RUNS, FAILED_RUNS, Status, Trigger
+from jobreaper.metering import JobEventQuerySet
+from jobreaper.states import DEFAULT_QUEUE, Status, Trigger, WorkerKind
 from jobreaper.tracecontext import current_traceparent
 
 
-class Digest(Func):
-    """SHA-256 of a text: what stands in the index for a key of any length."""
-
-    # convert_to() would be clearer, and PostgreSQL does not let an index depend on it.
-    template = sql.source("fragments/digest").strip().format(text="%(expressions)s")
-    output_field = models.BinaryField()
-
-
 class Job(LeasedJob):
-    """A ready-made job table for teams without one. ``jobreaper.enqueue`` makes its rows."""
+    """A ready-made job table for teams without one. ``jobreaper.enqueue`` creates its rows."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     type = models.TextField(help_text=_("What to do; the handler is looked up by it."))
     priority = models.SmallIntegerField(
         default=0, db_default=0, help_text=_("Jobs of a higher priority are claimed first.")
     )
+    queue = models.TextField(
+        blank=True,
+        default=DEFAULT_QUEUE,
+        db_default=DEFAULT_QUEUE,
+        help_text=_("Which workers run it: those of manage.py work --queue, and those of all."),
+    )
     org_id = models.TextField(null=True, blank=True, help_text=_("Whose job it is."))
     payload = models.JSONField(
         blank=True, default=dict, db_default=models.Value({}, models.JSONField())
+    )
+    result = models.JSONField(
+        null=True, blank=True, editable=False, help_text=_("What the job's function returned.")
     )
     dedupe_key = models.TextField(
         null=True,
@@ -56,6 +56,7 @@ class Job(LeasedJob):
 
     class Meta:
         db_table = "jobreaper_jobs"
+        verbose_name, verbose_name_plural = _("queue job"), _("queue jobs")
         indexes: ClassVar[list[models.Index]] = [
             LeaseIndex.named(
                 "jobreaper_jobs",
@@ -80,23 +81,27 @@ class Job(LeasedJob):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save as ``LeasedJob`` does. The stage of a new job is its type unless it has its own."""
+        # The table does this by itself; this is for the instance.
         if self._state.adding and self.stage is None:
             self.stage = self.type
         super().save(*args, **kwargs)
 
 
 class Pause(models.Model):
-    """A stage, or a type of ``Job``, of which no job is claimed or dispatched for now."""
+    """A stage, a queue, or a type of ``Job``, whose jobs are neither claimed nor dispatched for
+    now.
+    """
 
     id = models.BigAutoField(primary_key=True)
     table = models.TextField(help_text=_("The job table's name."))
-    name = models.TextField(help_text=_("The stage or the type that is paused."))
+    name = models.TextField(help_text=_("The stage, the type or queue:… that is paused."))
     reason = models.TextField(null=True, blank=True, help_text=_("Why, for others to read."))
     by = models.TextField(null=True, blank=True, help_text=_("Who paused it."))
     at = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
         db_table = "jobreaper_pauses"
+        verbose_name, verbose_name_plural = _("pause"), _("pauses")
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(fields=["table", "name"], name="uniq_jobreaper_pauses")
         ]
@@ -105,42 +110,8 @@ class Pause(models.Model):
         return f"{self.name} of {self.table}"
 
 
-class JobEventQuerySet(models.QuerySet["JobEvent"]):
-    """Sums over the events."""
-
-    def metering(
-        self, since: datetime | None = None, until: datetime | None = None
-    ) -> models.QuerySet[JobEvent, dict[str, Any]]:
-        """Return a dict a table, org, type and UTC day: ``runs`` that workers ended, ``failures``
-        among them, ``seconds`` they took. With times, of the events from ``since`` to before
-        ``until`` only: by these an index is used.
-
-        A run whose worker was lost has no end that could be measured; its event is the reaper's.
-        """
-        chosen = self.filter(type__in=ENDED_RUNS)
-        if since is not None:
-            chosen = chosen.filter(at__gte=since)
-        if until is not None:
-            chosen = chosen.filter(at__lt=until)
-        sums: models.QuerySet[JobEvent, Any] = (
-            chosen.values(
-                "table",
-                day=TruncDate("at", tzinfo=UTC),
-                org_id=KT("data__details__org_id"),
-                job_type=Coalesce(KT("data__details__type"), KT("data__details__stage")),
-            )
-            .annotate(
-                runs=Count("*"),
-                failures=Count("pk", filter=Q(type__in=FAILED_RUNS)),
-                seconds=Sum(RawSQL(sql.source("fragments/measured_seconds"), [])),  # noqa: S611
-            )
-            .order_by("day", "table", "org_id", "job_type")
-        )
-        return sums
-
-
 class JobEvent(models.Model):
-    """What happened to a job, written in the transaction that did it.
+    """What happened to a job, written in the same transaction.
 
     ``type`` and ``table`` are generated from ``data``: a writer in any language inserts
     ``(job_id, data)`` and nothing else. There is no foreign key, so events outlive their job.
@@ -157,10 +128,11 @@ class JobEvent(models.Model):
         expression=KT("data__table"), output_field=models.TextField(null=True), db_persist=True
     )
 
-    objects: ClassVar[models.Manager[Any]] = JobEventQuerySet.as_manager()
+    objects: ClassVar[Any] = JobEventQuerySet.as_manager()
 
     class Meta:
         db_table = "job_events"
+        verbose_name, verbose_name_plural = _("job event"), _("job events")
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["job_id", "id"], name="idx_job_events_job"),
             models.Index(fields=["at"], name="idx_job_events_at"),
@@ -171,9 +143,18 @@ class JobEvent(models.Model):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The event's details, empty where a foreign writer gave none."""
+        """The event's details, empty if a foreign writer gave none."""
         details = self.data.get("details") if isinstance(self.data, dict) else None
         return details if isinstance(details, dict) else {}
+
+
+class RedisQueue(JobEvent):
+    """The page of the Redis queue in the admin, with permissions of its own; it has no rows."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ("view", "change", "delete")
+        verbose_name = verbose_name_plural = _("Redis queue")
 
 
 class ReaperPass(models.Model):
@@ -188,6 +169,12 @@ class ReaperPass(models.Model):
         help_text=_("Who asked for the pass."),
     )
     reaper = models.TextField(help_text=_("The process that ran it."))
+    machine = models.TextField(
+        null=True, help_text=_("The machine that ran it, from its start to its end.")
+    )
+    machine_sec = models.FloatField(
+        null=True, help_text=_("The machine's own clock at the start, in seconds.")
+    )
     counts = models.JSONField(
         default=dict, help_text=_("For each table, how many jobs were requeued and failed.")
     )
@@ -197,11 +184,13 @@ class ReaperPass(models.Model):
         default=False, db_default=False, help_text=_("Nothing was reaped, on purpose.")
     )
     held_reason = models.TextField(null=True, blank=True)
+    # Workers that had fallen silent together by then have a grace from the end of this pass on.
+    silent_until = models.DateTimeField(null=True)
     error = models.TextField(null=True, blank=True)
 
     class Meta:
         db_table = "jobreaper_passes"
-        verbose_name_plural = "reaper passes"
+        verbose_name, verbose_name_plural = _("reaper pass"), _("reaper passes")
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["started_at"], name="idx_jobreaper_passes_started")
         ]
@@ -210,8 +199,165 @@ class ReaperPass(models.Model):
         return f"pass {self.pk}"
 
 
+class Reaper(ReaperPass):
+    """The Reaper page in the admin, with permissions of its own; it has no rows."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ("view",)
+        permissions: ClassVar[Any] = [("run_reaper", "Can run passes of the reaper")]
+        verbose_name = verbose_name_plural = _("reaper")
+
+
+class RefusedRow(models.Model):
+    """A job's row that could not be written: left out until ``next_try_at``, and forgotten when it
+    could be written or is gone.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    table = models.TextField(help_text=_("The job table's name."))
+    verb = models.TextField(help_text=_("What could not be done to it."))
+    key = models.TextField(help_text=_("The job's key."))
+    since = models.DateTimeField(db_default=Now(), help_text=_("When it was first refused."))
+    error = models.TextField(help_text=_("Why, the last time."))
+    tries = models.IntegerField(default=1, db_default=1, help_text=_("How often it was refused."))
+    next_try_at = models.DateTimeField(help_text=_("When it is tried again."))
+
+    class Meta:
+        db_table = "jobreaper_refused_rows"
+        verbose_name = _("row that cannot be written")
+        verbose_name_plural = _("rows that cannot be written")
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                fields=["table", "verb", "key"], name="uniq_jobreaper_refused_rows"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.key}"
+
+    @property
+    def job_id(self) -> str:
+        """The job's key, by the name that events have for it."""
+        return self.key
+
+
+class Worker(models.Model):
+    """A process that holds, or held, leases; see ``jobreaper.presence``."""
+
+    worker = models.TextField(primary_key=True, help_text=_("The worker's id."))
+    kind = models.TextField(
+        choices=[(kind.value, kind.value) for kind in WorkerKind],
+        help_text=_("What its process is."),
+    )
+    host = models.TextField()
+    pid = models.IntegerField()
+    version = models.TextField(help_text=_("The version of jobreaper."))
+    runs = models.TextField(null=True, blank=True, help_text=_("What it runs."))
+    leases = models.IntegerField(
+        default=0, db_default=0, help_text=_("Leases that it held when it was last seen.")
+    )
+    is_direct = models.BooleanField(
+        default=True,
+        db_default=True,
+        help_text=_("Its sessions are its own. Through a pooler, the lease alone decides."),
+    )
+    started_at = models.DateTimeField(db_default=Now())
+    seen_at = models.DateTimeField(db_default=Now())
+    stopping_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("When it was told to stop.")
+    )
+    silent_since = models.DateTimeField(
+        null=True, blank=True, help_text=_("When its lock was first seen to be free.")
+    )
+    gone_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("When its leases were taken back.")
+    )
+    taken = models.IntegerField(default=0, db_default=0, help_text=_("Leases taken back."))
+
+    class Meta:
+        db_table = "jobreaper_workers"
+        verbose_name, verbose_name_plural = _("worker"), _("workers")
+
+    def __str__(self) -> str:
+        return self.worker
+
+
+class Schedule(models.Model):
+    """A job that is made again and again; see ``jobreaper.schedule``."""
+
+    name = models.TextField(primary_key=True)
+    definition = models.JSONField(help_text=_("What the code or the settings say of it."))
+    next_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("Its next time; none if there never is one.")
+    )
+    ticked_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("The last time for which a job was made.")
+    )
+    made_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("When its last job was made, on time or by hand.")
+    )
+    job_id = models.TextField(null=True, blank=True, help_text=_("Its last job."))
+    error = models.TextField(
+        null=True, blank=True, help_text=_("Why its last job could not be made.")
+    )
+    paused_at = models.DateTimeField(null=True, blank=True)
+    paused_by = models.TextField(null=True, blank=True)
+    declared_at = models.DateTimeField(
+        db_default=Now(), help_text=_("Since when it has this definition.")
+    )
+
+    class Meta:
+        db_table = "jobreaper_schedules"
+        verbose_name, verbose_name_plural = _("schedule"), _("schedules")
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def table(self) -> str:
+        """The job table of its jobs."""
+        return Job._meta.db_table
+
+
+class Chore(models.Model):
+    """What workers do beside running jobs, and when one of them began; see
+    ``jobreaper.housekeeping``.
+    """
+
+    name = models.TextField(primary_key=True)
+    started_at = models.DateTimeField()
+    worker = models.TextField()
+
+    class Meta:
+        db_table = "jobreaper_chores"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JobState(models.Model):
+    """What a job's function has saved for its next attempt; see ``Lease.save_state()``."""
+
+    id = models.BigAutoField(primary_key=True)
+    table = models.TextField(help_text=_("The job table's name."))
+    job_id = models.TextField(help_text=_("The job's key."))
+    state = models.JSONField(null=True)
+    epoch = models.BigIntegerField(help_text=_("The epoch of the lease that saved it."))
+    saved_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "jobreaper_states"
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["table", "job_id"], name="uniq_jobreaper_states")
+        ]
+
+    def __str__(self) -> str:
+        return f"state of {self.table} {self.job_id}"
+
+
 class Total(models.Model):
-    """A part of what a counter has counted; ``jobreaper.totals`` explains the table."""
+    """A part of a counter's total; ``jobreaper.reaper.totals`` explains the table."""
 
     id = models.BigAutoField(primary_key=True)
     name = models.TextField(help_text=_("What is counted."))
@@ -231,7 +377,7 @@ class Total(models.Model):
 
 
 class NamedStage(models.Model):
-    """A stage that has a series of its own in the counters, for good."""
+    """A stage that permanently has its own series in the counters."""
 
     id = models.BigAutoField(primary_key=True)
     table = models.TextField(help_text=_("The job table."))

@@ -1,8 +1,8 @@
-"""The seam to logs, metrics and traces.
+"""The interface to logs, metrics and traces.
 
-Core code sends these and formats nothing. Every signal is sent with ``send_robust`` after the
-statement behind it: Django logs a receiver that raises (logger ``django.dispatch``), and a claim, a
-beat or a pass goes on.
+Core code sends these signals and formats nothing. Every signal is sent with ``send_robust`` after
+its statement: if a receiver raises, Django logs it (logger ``django.dispatch``), and the claim,
+heartbeat or pass continues.
 ``sender`` is the job's model class, except for ``pass_finished``, where it is ``PassResult``.
 
 ==========================  ====================================================================
@@ -20,18 +20,22 @@ jobs_finished               leases (that it finished with one statement)
 lease_lost                  lease, reason (``"heartbeat"``, ``"clock"`` or ``"deadline"``), status,
                             epoch
 stale_write_rejected        lease, verb, status, epoch
+ending_refused              lease, verb, error (of the database, which refuses to write the end of
+                            this job of a group; the lease runs out)
 heartbeat_failed            alias, table, error, leases (how many were not renewed)
 job_reaped                  table, jobs (a batch of ``ReapedJob``)
 job_changed_by_hand         table, pk, event, by, reason
+change_refused              table, pk, event, by, error (of the database, which refuses to write
+                            this job of many)
 pause_changed               table, name, paused, by, reason
 pass_finished               result (a ``PassResult``), trigger
 ==========================  ====================================================================
 
-Inside a transaction of the caller's the ``job_*`` and ``jobs_*`` signals are sent on commit, so a
-finish or a reap that is rolled back is never announced. Out of ``atomic()`` with autocommit off
-Django knows of no commit, and they are sent at once. ``stale_write_rejected`` is sent at once.
-``run_started`` and ``run_ended`` are too, in the thread that enters and leaves a ``with lease``
-block.
+In a transaction of the caller, the ``job_*`` and ``jobs_*`` signals are sent on commit, so a finish
+or a reap that is rolled back is never announced. Outside ``atomic()`` with autocommit off, Django
+cannot tell when the transaction commits, and they are sent at once. ``stale_write_rejected`` is
+always sent at once. So are ``run_started`` and ``run_ended``, in the thread that enters and leaves
+a ``with lease`` block.
 """
 
 from __future__ import annotations
@@ -43,23 +47,23 @@ from django.dispatch import Signal
 
 @dataclass(frozen=True)
 class OwnReceiver:
-    """The ``dispatch_uid`` of a receiver of the package's own, which needs no signal a job where
-    there is a batch. Text would not do: anybody's may begin with our name.
+    """The ``dispatch_uid`` of the package's own receivers, which do not need a signal for each job
+    of a batch. It is not a text, because other packages' texts could begin with our name.
     """
 
     name: str
 
 
 def wanted_one_by_one(signal: Signal) -> bool:
-    """Return whether a signal must be sent for each job of a batch: somebody listens to it besides
-    the package. At ten thousand jobs a second that is a fifth of their price.
+    """Return whether a signal must be sent for each job of a batch: it has a receiver outside this
+    package. At ten thousand jobs a second, sending it takes a fifth of the time.
     """
     return any(not isinstance(key[0], OwnReceiver) for key, *_ in signal.receivers)
 
 
 jobs_enqueued = Signal()
 job_claimed = Signal()
-# Sent for each job of a fast worker.
+# These are sent for each job of a fast worker.
 run_started = Signal(use_caching=True)
 run_ended = Signal(use_caching=True)
 job_finished = Signal()
@@ -70,8 +74,10 @@ jobs_claimed = Signal()
 jobs_finished = Signal()
 lease_lost = Signal()
 stale_write_rejected = Signal()
+ending_refused = Signal()
 heartbeat_failed = Signal()
 job_reaped = Signal()
 job_changed_by_hand = Signal()
+change_refused = Signal()
 pause_changed = Signal()
 pass_finished = Signal()

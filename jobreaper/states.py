@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Status(StrEnum):
-    """Where a job is in its life."""
+    """The status of a job."""
 
     QUEUED = "queued"
     PROCESSING = "processing"
@@ -22,8 +22,8 @@ class Status(StrEnum):
 
 TERMINAL: Final = frozenset({Status.SUCCESS, Status.FAILED, Status.CANCELLED})
 
-# Every transition a verb of this package may make. A success is never taken back: requeueing it
-# would run its effects twice.
+# Every transition that a verb of this package may make. A success is final: requeueing it would
+# repeat its effects.
 TRANSITIONS: Final = MappingProxyType(
     {
         Status.QUEUED: frozenset({Status.PROCESSING, Status.FAILED, Status.CANCELLED}),
@@ -43,7 +43,7 @@ def sources(target: Status) -> tuple[Status, ...]:
 
 
 class LeaseState(StrEnum):
-    """How a processing job's lease stands, judged by the database's clock."""
+    """The state of a processing job's lease, by the database's clock."""
 
     LIVE = "live"
     LATE = "late"
@@ -70,9 +70,16 @@ class EventType(StrEnum):
     ADMIN_REQUEUED = "admin:requeued"
     ADMIN_FAILED = "admin:failed"
     ADMIN_CANCELLED = "admin:cancelled"
+    ADMIN_RUN_NOW = "admin:run_now"
 
 
-# Events that end a run which a worker saw to its end, for metering.
+# The queue of a job that names none, and of every job in a table without queues.
+DEFAULT_QUEUE: Final = "default"
+
+# The pause of a queue has its name behind this, since a stage may have the same name.
+PAUSED_QUEUE_PREFIX: Final = "queue:"
+
+# Events that end a run whose worker was not lost, for metering.
 ENDED_RUNS: Final = (EventType.JOB_FINISHED, EventType.JOB_RETRIED, EventType.JOB_FAILED)
 FAILED_RUNS: Final = (EventType.JOB_RETRIED, EventType.JOB_FAILED)
 
@@ -88,6 +95,7 @@ class Counted(StrEnum):
     SCANS = "scans"
     CLEAN_SCANS = "clean_scans"
     HELD_PASSES = "held_passes"
+    COMMON_SILENCES = "common_silences"
 
 
 class FailCode(StrEnum):
@@ -105,10 +113,44 @@ class Reason(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     DEADLINE = "deadline"
     WORKER_LOST = "worker_lost"
+    # It had been told to stop, and was killed before it could give its jobs back.
+    WORKER_STOPPED = "worker_stopped"
+
+
+class Verb(StrEnum):
+    """What could not be done to a row that cannot be written."""
+
+    REAP = "reap"
+    CLAIM = "claim"
+
+
+class Why(StrEnum):
+    """``code`` of a reason that ``explain()`` gives: why a job waits, stands still or has ended."""
+
+    NOT_DUE = "not_due"
+    PAUSED = "paused"
+    NO_HANDLER = "no_handler"
+    STAGE_FULL = "stage_full"
+    LOCKED = "locked"
+    REFUSED = "refused"
+    NO_WORKER = "no_worker"
+    SENT = "sent"
+    NOT_SENT = "not_sent"
+    IN_LINE = "in_line"
+    RUNNING = "running"
+    SILENT = "silent"
+    EXPIRED = "expired"
+    NO_LEASE = "no_lease"
+    HELD = "held"
+    NO_REAPER = "no_reaper"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN_STATUS = "unknown_status"
 
 
 class OnExpiry(StrEnum):
-    """What a stage asks of the reaper when a lease runs out."""
+    """What the reaper does when a lease of the stage runs out."""
 
     REQUEUE = "requeue"
     FAIL = "fail"
@@ -122,10 +164,35 @@ class AttemptsCounted(StrEnum):
 
 
 class Dedupe(StrEnum):
-    """What becomes of a new job whose key a queued or processing job has."""
+    """What happens to a new job if a queued or processing job has its key."""
 
     SKIP = "skip"
     REPLACE = "replace"
+
+
+class CatchUp(StrEnum):
+    """What a schedule does about times that passed while nobody looked."""
+
+    LAST = "last"
+    ALL = "all"
+    NONE = "none"
+
+
+class WorkerKind(StrEnum):
+    """What a worker's process is."""
+
+    WORK = "work"
+    CELERY = "celery"
+    HOLD = "hold"
+    FOREIGN = "foreign"
+
+
+class WorkerState(StrEnum):
+    """How a worker stands, by the database's clock and its locks."""
+
+    HERE = "here"
+    SILENT = "silent"
+    GONE = "gone"
 
 
 class Trigger(StrEnum):
@@ -136,4 +203,5 @@ class Trigger(StrEnum):
     ADMIN = "admin"
     SQL = "sql"
     TICK = "tick"
+    WORK = "work"
     PYTHON = "python"

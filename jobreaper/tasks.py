@@ -1,4 +1,4 @@
-"""The Celery tasks. Thin: they call core code and return what is worth reading in a result."""
+"""The Celery tasks. They only call core code and return a short result."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Any
 
 from celery import Task, shared_task
 
-from jobreaper import reaper, retention
+from jobreaper import reaper
 from jobreaper.celery import dispatcher
-from jobreaper.celery.schedule import DISPATCH, PRUNE, PRUNE_INTERVAL_SEC, REAP
+from jobreaper.celery.schedule import DISPATCH, PRUNE, REAP
 from jobreaper.celery.task import drop_left_open
+from jobreaper.conf import PRUNE_INTERVAL_SEC
+from jobreaper.control import retention
+from jobreaper.redisq import configured as redisq
 from jobreaper.states import Trigger
 
 
 @shared_task(name=REAP, ignore_result=True, bind=True)
 def reap(self: Task[..., Any]) -> dict[str, Any]:
-    """Run one pass over every job table."""
+    """Run one pass over every job table, and over the Redis queue if one is configured."""
     drop_left_open(self)
     result = reaper.reap(trigger=Trigger.BEAT)
+    queue = redisq.reap()
     return {
         "requeued": result.requeued,
         "failed": result.failed,
         "held": result.held,
         "errors": result.all_errors,
-    }
+    } | ({"redis_queue": queue.as_dict()} if queue else {})
 
 
 @shared_task(name=DISPATCH, ignore_result=True, bind=True)
@@ -36,6 +40,6 @@ def dispatch(self: Task[..., Any]) -> dict[str, Any]:
 
 @shared_task(name=PRUNE, ignore_result=True, bind=True)
 def prune(self: Task[..., Any]) -> dict[str, Any]:
-    """Delete finished jobs, events and passes past their age; what is left goes the next time."""
+    """Delete old jobs, events and passes. The next run deletes what is left."""
     drop_left_open(self)
     return asdict(retention.prune(budget_sec=PRUNE_INTERVAL_SEC / 4))

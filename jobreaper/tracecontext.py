@@ -1,7 +1,7 @@
-"""The trace context of the moment, as text that a row can keep.
+"""The current trace context, as text that a row can store.
 
-A job table with a text field ``traceparent`` whose default is ``current_traceparent`` remembers the
-trace in which its jobs were made.
+A job table with a text field ``traceparent`` whose default is ``current_traceparent`` stores the
+trace in which each job was created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ else:
 
 
 def current_traceparent() -> str | None:
-    """Return the W3C ``traceparent`` of the current span, ``None`` where there is none."""
+    """Return the W3C ``traceparent`` of the current span, or ``None`` if there is none."""
     carrier: dict[str, str] = {}
     if _propagator is not None:
         _propagator.inject(carrier)

@@ -1,7 +1,7 @@
 """Celery: tasks that run under a lease, their dispatcher, and the beat schedule.
 
-The names are imported when first used: ``beat_schedule`` is wanted in the settings, before there
-are models, and ``LeasedTask`` needs models.
+The names are imported when they are first used: settings need ``beat_schedule`` before models are
+loaded, and ``LeasedTask`` needs models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sending due jobs to Celery.
 
-The row is the job and a message is a nudge. A job is marked as sent before its message goes out; a
-message that is lost expires, and the job is sent again.
+The row is the job; a message only wakes a worker. A job is marked as sent before its message is
+sent. If a message is lost, it expires, and the job is sent again.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cache
-from typing import Any, Final, NamedTuple
+from datetime import date, datetime, time
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID
 
 from celery import current_app
 from celery.exceptions import OperationalError as BrokerError
-from django.db import Error, models, transaction
+from django.db import DatabaseError, Error, models, transaction
 
 from jobreaper import conf
 from jobreaper.base import LeasedJob
+from jobreaper.celery.declared import tasks_by_stage
 from jobreaper.celery.task import LeasedTask
-from jobreaper.db import fetch, in_words, one_outage, retrying
-from jobreaper.exceptions import ConfigurationError, JobreaperError
-from jobreaper.handlers import handlers as job_handlers
-from jobreaper.handlers import import_tasks
-from jobreaper.models import Job
-from jobreaper.states import Status
-from jobreaper.tables import JobTable, job_tables, table_of
+from jobreaper.db import fetch, in_words, one_outage, retrying, without_details
+from jobreaper.exceptions import JobreaperError
+from jobreaper.protocol import around
+from jobreaper.queue.unhandled import report_unhandled
+from jobreaper.states import Reason, Status
+from jobreaper.tables import JobTable, job_tables, owner_of, table_of
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE: Final = 500
-# Enough to say that a stage has no task; counting further says nothing more.
-MOST_UNHANDLED: Final = 1000
-# Some ten milliseconds of reading an index.
-MOST_LOOKED_AT: Final = 100_000
-# Whoever enqueues waits no longer for a broker that is away. A host that drops packets takes
-# broker_connection_timeout, four seconds by default.
+# A caller that enqueues waits no longer than this for a broker that is down. A host that drops
+# packets takes broker_connection_timeout, four seconds by default.
 CONNECT_SEC: Final = 2
 
-
-# What was last said of each table: a job that waits is worth one line, not one every few seconds.
-_reported: Final[dict[str, frozenset[str | None]]] = {}
+# Of these, kombu makes JSON, and the same value of the JSON.
+JSON_CARRIES: Final = (str, int, float, Decimal, UUID, date, time)
 
 
 class Due(NamedTuple):
-    """A job that is marked as sent and now to be sent."""
+    """A job that is marked as sent and has to be sent now. ``pk`` is what its message contains,
+    ``key`` what the statement returned.
+    """
 
     pk: Any
+    key: Any
     stage: str | None
     dispatched_at: datetime
 
 
 @dataclass
 class DispatchResult:
-    """What one dispatch did: messages sent by table, and queued jobs without a task by table and
-    stage.
+    """The result of one dispatch: messages sent by table, and queued jobs without a task by table
+    and stage.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
@@ -65,58 +65,24 @@ class DispatchResult:
     errors: list[str] = field(default_factory=list)
 
 
-def handlers(model: type[models.Model]) -> dict[str | None, LeasedTask]:
-    """Return the leased tasks of ``model`` by stage; ``None`` is the one for every other stage."""
-    found: dict[str | None, LeasedTask] = {}
-    for task in leased_tasks():
-        try:
-            if task.job_model()._meta.concrete_model is not model:
-                continue
-        except ConfigurationError as error:
-            _complain(str(error))
-            continue
-        if task.stage in found:
-            _complain(
-                f"{found[task.stage].name} and {task.name} both handle stage {task.stage!r} of "
-                f"{model._meta.label}; the first is used"
-            )
-            continue
-        found[task.stage] = task
-    return found
-
-
-@cache
-def _complain(message: str) -> None:
-    """Log what is wrong with a declaration, once and not every few seconds."""
-    logger.error(message)
-
-
-def leased_tasks() -> list[LeasedTask]:
-    """Return every leased task of the app, by name."""
-    import_tasks(current_app)
-    registered = current_app.tasks
-    tasks = [registered[name] for name in sorted(registered)]
-    return [task for task in tasks if isinstance(task, LeasedTask)]
-
-
 @one_outage()
 def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
-    """Send the due jobs of every job table, oldest and highest priority first, at most
+    """Send the due jobs of every job table, highest priority and oldest first, at most
     ``batch_size`` of each table.
 
-    Any number of dispatchers may run at once: a job is sent by one of them. With the broker away
-    the jobs stay queued. One table's trouble stops no other, and is in the result.
+    Any number of dispatchers can run at once: only one of them sends a job. While the broker is
+    down, the jobs stay queued. A problem with one table does not stop the others, and is in the
+    result.
     """
     result = DispatchResult()
     for table in job_tables():
-        tasks = handlers(table.model)
-        if not tasks:
+        # Other workers serve a table without a task.
+        if not tasks_by_stage(table.model):
             continue
-        stages = None if None in tasks else list(tasks)
         try:
-            _report_unhandled(table, tasks, result)
-            due = _mark(table, {"id": None, "n": batch_size, "stages": stages})
-            result.sent[table.name] = _send(table, tasks, due)
+            if found := report_unhandled(table):
+                result.unhandled[table.name] = found
+            result.sent[table.name] = _send_due(table, batch_size)
         except (BrokerError, Error, JobreaperError) as error:
             said = in_words(error)
             logger.error("jobs of %s were not sent: %s", table.name, said)
@@ -125,27 +91,22 @@ def dispatch(*, batch_size: int = DEFAULT_BATCH_SIZE) -> DispatchResult:
 
 
 def dispatch_job(model: type[models.Model], pk: object, *, pooled: bool = True) -> bool:
-    """Send one job if it is due, not sent lately and has a task; return whether it was sent.
+    """Send one job if it is due, was not sent recently and has a task. Return whether it was sent.
 
-    With the broker away the job stays queued, and the next dispatch sends it. A process that forks
-    sends with ``pooled=False``: a child that drops an inherited connection to AMQP shuts it down.
+    While the broker is down, the job stays queued, and the next dispatch sends it. A process that
+    forks has to pass ``pooled=False``: a child that drops an inherited AMQP connection closes it.
     """
     table = table_of(model)
-    tasks = handlers(table.model)
-    if not tasks:
-        return False
-    stages = None if None in tasks else list(tasks)
-    params = {"id": table.prepare_pk(pk), "n": 1, "stages": stages}
     try:
-        return bool(_send(table, tasks, _mark(table, params), pooled))
+        return bool(_send_due(table, 1, table.prepare_pk(pk), pooled=pooled))
     except BrokerError as error:
         logger.error("%s %s was not sent: %s", table.name, pk, error)
         return False
 
 
 def send_on_commit(sender: type[models.Model], instance: Any, created: bool, **kwargs: Any) -> None:
-    """Send a job that was made through Django when its transaction commits, and never before; a
-    receiver of ``post_save``.
+    """Send a job that was created through Django when its transaction commits. A receiver of
+    ``post_save``.
     """
     if (
         created
@@ -153,42 +114,101 @@ def send_on_commit(sender: type[models.Model], instance: Any, created: bool, **k
         and isinstance(instance, LeasedJob)
         and instance.status == Status.QUEUED
     ):
+        model = owner_of(type(instance))
         transaction.on_commit(
-            lambda: dispatch_job(sender, instance.pk), using=instance._state.db, robust=True
+            lambda: dispatch_job(model, instance.pk), using=instance._state.db, robust=True
         )
 
 
 def send_enqueued(sender: type[models.Model], pks: Sequence[Any], **kwargs: Any) -> None:
-    """Send jobs that one statement made; a receiver of ``jobs_enqueued``. What is not due, or more
-    than a batch, is left to the next dispatch.
+    """Send the jobs that one statement created. A receiver of ``jobs_enqueued``. The next dispatch
+    sends jobs that are not due or do not fit into a batch.
     """
     if len(pks) == 1:
         dispatch_job(sender, pks[0])
         return
     table = table_of(sender)
-    tasks = handlers(table.model)
-    if not tasks:
-        return
-    stages = None if None in tasks else list(tasks)
-    params = {"id": None, "n": min(len(pks), DEFAULT_BATCH_SIZE), "stages": stages}
     try:
-        _send(table, tasks, _mark(table, params))
+        _send_due(table, min(len(pks), DEFAULT_BATCH_SIZE))
     except BrokerError as error:
         logger.error("the broker did not take the jobs of %s: %s", table.name, error)
+
+
+def send_taken_back(sender: type[models.Model], jobs: Sequence[Any], **kwargs: Any) -> None:
+    """Send jobs that were taken back from a dead worker, since they are due at once; a receiver of
+    ``job_reaped``.
+    """
+    count = sum(job.reason == Reason.WORKER_LOST and job.fail_code is None for job in jobs)
+    if not count:
+        return
+    table = table_of(sender)
+    try:
+        _send_due(table, min(count, DEFAULT_BATCH_SIZE), pooled=False)
+    except BrokerError as error:
+        logger.error("the broker did not take the jobs of %s: %s", table.name, error)
+
+
+def _send_due(table: JobTable, n: int, key: Any = None, *, pooled: bool = True) -> int:
+    """Send at most ``n`` due jobs that have a task, or the one with this key. Return how many.
+
+    Raises:
+        BrokerError: the broker is down.
+    """
+    tasks = tasks_by_stage(table.model)
+    if not tasks:
+        return 0
+    stages = None if None in tasks else list(tasks)
+    return _send(table, tasks, _mark(table, {"id": key, "n": n, "stages": stages}), pooled)
 
 
 def _mark(table: JobTable, params: dict[str, Any]) -> list[Due]:
     connection = table.connection()
     settings = conf.settings()
-    limited = settings.limits_any_of(params["stages"])
-    statement = table.limited_statement("dispatch") if limited else table.statement("dispatch")
     given = {
         **params,
         "again_sec": settings.dispatch_again_sec,
         "limits": settings.limits_json,
     }
-    rows = retrying(connection, lambda _: fetch(connection, statement, given))
-    return list(map(Due._make, rows))
+    limited = settings.limits_any_of(params["stages"])
+    statement = table.limited_statement if limited else table.statement
+
+    def mark(key: Any, n: int = 1) -> list[Due]:
+        these = {**given, "id": key, "n": n}
+        rows = retrying(connection, lambda _: fetch(connection, statement("dispatch"), these))
+        return [
+            Due(_as_argument(table, table.read_pk(key, *as_read)), key, stage, dispatched_at)
+            for key, stage, dispatched_at, *as_read in rows
+        ]
+
+    try:
+        return mark(params["id"], params["n"])
+    except DatabaseError as error:
+        if not around.is_about_rows(table, error):
+            raise
+        if params["id"] is not None:
+            around.remember(table, {params["id"]: in_words(error)})
+            raise
+    # If the table refuses even this, the reason is the table itself.
+    mark(None, 0)
+    marked: list[Due] = []
+    try:
+        candidates = statement("dispatch_candidates"), given
+        around.take_one_by_one(table, params["n"], candidates=candidates, take=mark, into=marked)
+    except Error:
+        # The marked ones have to be sent.
+        if not marked:
+            raise
+    return marked
+
+
+def _as_argument(table: JobTable, pk: Any) -> Any:
+    """Return a key as a message can contain it: as it is or, if JSON could not carry it, as the
+    text that its field has for serialization.
+    """
+    if isinstance(pk, JSON_CARRIES):
+        return pk
+    field = table.pk
+    return field.value_to_string(cast("Any", SimpleNamespace(**{field.attname: pk})))
 
 
 def _send(
@@ -199,12 +219,12 @@ def _send(
 ) -> int:
     """Send the messages and return how many.
 
-    Jobs that the broker did not take are unmarked. One that cannot be sent for a reason of its own,
-    such as a queue that is declared otherwise, stays marked: it is tried again with those sent
-    lately, and stands in nobody's way until then.
+    Jobs that the broker did not accept are unmarked. A job that cannot be sent for its own reason,
+    such as a queue that is declared differently, stays marked: it is tried again with those that
+    were sent, and does not block the others until then.
 
     Raises:
-        BrokerError: the broker is away.
+        BrokerError: the broker is down.
     """
     sent = 0
     waiting = deque(due)
@@ -219,23 +239,46 @@ def _send(
             except _ConnectionDied:
                 if not pooled:
                     raise
-                # It may have been dead in the pool for long. A new one shows whether the broker is.
+                # The connection may have been dead in the pool for long. A new one shows whether
+                # the broker is down.
                 pooled = False
             except BrokerError:
                 raise
-            except Exception:
-                logger.exception("cannot send %s %s", table.name, waiting.popleft().pk)
+            except Exception as error:
+                said = "cannot send %s %s"
+                job = waiting.popleft()
+                logger.error(said, table.name, job.pk, exc_info=without_details(error))
     finally:
         if waiting:
-            fetch(
-                table.connection(),
-                table.statement("undo_dispatch"),
-                {
-                    "ids": [job.pk for job in waiting],
-                    "dispatched_at": [job.dispatched_at for job in waiting],
-                },
-            )
+            _unmark(table, list(waiting))
     return sent
+
+
+def _unmark(table: JobTable, unsent: list[Due]) -> None:
+    """Let jobs be sent again as soon as the broker accepts messages. A job whose row cannot be
+    written is sent again when its message would have expired.
+    """
+    params = {
+        "ids": [job.key for job in unsent],
+        "dispatched_at": [job.dispatched_at for job in unsent],
+    }
+    try:
+        fetch(table.connection(), table.statement("undo_dispatch"), params)
+    except DatabaseError as error:
+        if not around.is_about_rows(table, error):
+            raise
+        if len(unsent) == 1:
+            said = "%s %s is sent again only in %g s, since it cannot be unmarked: %s"
+            again_sec = conf.settings().dispatch_again_sec
+            logger.error(said, table.name, unsent[0].pk, again_sec, in_words(error))
+            return
+        # If the table refuses even this, the reason is the table itself.
+        fetch(
+            table.connection(), table.statement("undo_dispatch"), {"ids": [], "dispatched_at": []}
+        )
+        half = len(unsent) // 2
+        for some in (unsent[:half], unsent[half:]):
+            _unmark(table, some)
 
 
 def _publish(producer: Any, tasks: Mapping[str | None, LeasedTask], job: Due) -> None:
@@ -253,19 +296,19 @@ def _publish(producer: Any, tasks: Mapping[str | None, LeasedTask], job: Due) ->
 
 
 class _ConnectionDied(BrokerError):
-    """A connection that stood has gone."""
+    """An open connection was lost."""
 
 
 @contextmanager
 def _producer(pooled: bool) -> Iterator[Any]:
-    """Return a producer on a connection that is known to be up; left to itself, kombu tries to
-    connect for ever.
+    """Return a producer on a connection that is known to be open. Otherwise, kombu would try to
+    connect forever.
 
     Raises:
-        BrokerError: the broker could not be reached or went away.
+        BrokerError: the broker could not be reached or was lost.
     """
     app: Any = current_app
-    if app.conf.task_always_eager:  # as in users' tests, which have no broker
+    if app.conf.task_always_eager:  # as in users' tests without a broker
         yield None
         return
     source = app.pool.acquire(block=True) if pooled else app.connection_for_write()
@@ -276,31 +319,8 @@ def _producer(pooled: bool) -> Iterator[Any]:
             )
         except Exception as error:
             raise BrokerError(str(error)) from error
-        # An exception that leaves this block has the pool replace the connection.
+        # If an exception leaves this block, the pool replaces the connection.
         try:
             yield app.amqp.Producer(connection)
         except (BrokerError, OSError, *connection.connection_errors) as error:
             raise _ConnectionDied(str(error)) from error
-
-
-def _report_unhandled(
-    table: JobTable, tasks: dict[str | None, LeasedTask], result: DispatchResult
-) -> None:
-    """Name the stages whose jobs wait for a task. A table without any task has other workers."""
-    stages_handled = [stage for stage in tasks if stage]
-    if table.model is Job:
-        # `manage.py work` runs these; a stage is the type where it has no name of its own.
-        stages_handled += job_handlers()
-    handled = {
-        "stages": stages_handled,
-        "look_at": MOST_LOOKED_AT,
-        "most": MOST_UNHANDLED,
-    }
-    statement = table.statement("unhandled")
-    rows = [] if None in tasks else fetch(table.connection(), statement, handled)
-    if rows:
-        result.unhandled[table.name] = dict(rows)
-    stages = frozenset(stage for stage, _ in rows)
-    if stages - _reported.get(table.name, frozenset()):
-        logger.warning("no task handles these stages of %s: %s", table.name, dict(rows))
-    _reported[table.name] = stages

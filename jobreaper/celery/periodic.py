@@ -1,4 +1,6 @@
-"""The schedule as rows of django-celery-beat, made once and then left to the operator."""
+"""The schedule as rows of django-celery-beat, which are created once and then belong to the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from jobreaper.celery.schedule import entries
 def create_periodic_tasks(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Create the periodic tasks that do not exist yet; a receiver of ``post_migrate``.
 
-    A task is known by the task it runs or by its name, so one that an operator renamed, slowed
-    down, disabled or pointed elsewhere is left as it is. One that was deleted comes back: to stop a
-    task, disable it.
+    A row is recognized by its task or by its name, so a row that an operator renamed, slowed down,
+    disabled or changed is left as it is. A row that was deleted is created again: to stop a task,
+    disable it.
     """
     if sender.label not in ("jobreaper", "django_celery_beat"):
         return
@@ -26,6 +28,10 @@ def create_periodic_tasks(sender: AppConfig, using: str, **kwargs: Any) -> None:
     from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
     if not router.allow_migrate_model(using, PeriodicTask):
+        return
+    # Beat reads one database, and these models look for rows of the same name there, whichever
+    # database they are saved to.
+    if using != router.db_for_write(PeriodicTask):
         return
     # `migrate jobreaper` alone may run before the other app's tables exist.
     tables = connections[using].introspection.table_names()

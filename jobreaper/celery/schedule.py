@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from jobreaper import conf
+from jobreaper.conf import PRUNE_INTERVAL_SEC
 
 REAP: Final = "jobreaper.reap"
 DISPATCH: Final = "jobreaper.dispatch"
 PRUNE: Final = "jobreaper.prune"
-
-# Once a day would do, and would never come where beat restarts every day with an empty memory.
-PRUNE_INTERVAL_SEC: Final = 3600.0
 
 
 class Entry(NamedTuple):
@@ -22,12 +20,12 @@ class Entry(NamedTuple):
     every_sec: float
 
 
-# What the last schedule was made of.
+# The settings from which the last schedule was made.
 _handed_out: list[Entry] = []
 
 
 def entries(settings: conf.Settings | None = None) -> list[Entry]:
-    """Return every scheduled task of the package, as often as ``settings`` say."""
+    """Return all scheduled tasks of the package, with their intervals from ``settings``."""
     settings = settings or conf.settings()
     return [
         Entry("jobreaper: reap", REAP, settings.reaper_interval_sec),
@@ -39,8 +37,8 @@ def entries(settings: conf.Settings | None = None) -> list[Entry]:
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the entries for ``CELERY_BEAT_SCHEDULE``; merge them with your own.
 
-    A message expires when the next one is sent, so passes do not pile up while no worker listens.
-    A bad setting counts as not given here; the system checks report it.
+    A message expires when the next one is sent, so passes do not pile up while no worker is
+    listening. An invalid setting counts as not given here; the system checks report it.
     """
     _handed_out[:] = entries(conf.present()[0])
     return {
@@ -54,7 +52,7 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
 
 
 def made_too_early() -> bool:
-    """Return whether the schedule was made of other settings than the present ones, as where
-    ``beat_schedule()`` is called above ``JOBREAPER``.
+    """Return whether the schedule was made from other settings than the current ones, for example
+    because ``beat_schedule()`` is called above ``JOBREAPER``.
     """
     return bool(_handed_out) and _handed_out != entries()

@@ -1,4 +1,4 @@
-"""Whether the worker is shutting down, as its main process and each of its children can tell."""
+"""Whether the worker is shutting down, for its main process and its children."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from celery.signals import worker_init, worker_shutting_down
 
 LOOK_EVERY_SEC: Final = 0.02
 
-# Until when the word holds, on a clock that all processes of a machine share. The memory is shared
-# by every process forked from the one that imported this module: a child that is stopped by a
-# signal must know whether a deploy is the reason, which gives the attempt back, or the job is.
+# Until when the shutdown counts, on a clock that all processes of a machine share. All processes
+# forked from the one that imported this module share the memory. A child that is stopped by a
+# signal has to know whether the reason is a deploy, which does not cost an attempt, or the job.
 _until: Final = memoryview(mmap.mmap(-1, 8)).cast("d")
 
 
 def has_begun(within_sec: float = 0) -> bool:
-    """Return whether the worker was told to shut down, warm or cold, or is told so within this
-    time: systemd, for one, tells all its processes at once.
+    """Return whether the worker was told to shut down, warm or cold, or is told within this time:
+    systemd, for example, tells all its processes at once.
     """
     ends_at = time.monotonic() + within_sec
     while _until[0] <= (now := time.monotonic()) < ends_at:
@@ -28,12 +28,12 @@ def has_begun(within_sec: float = 0) -> bool:
 
 
 def begin(for_sec: float = math.inf, **kwargs: Any) -> None:
-    """Tell every process of the worker; after ``for_sec`` that counts as not said."""
+    """Tell every process of the worker. After ``for_sec``, this no longer counts."""
     _until[0] = max(_until[0], time.monotonic() + for_sec)
 
 
 def reset(**kwargs: Any) -> None:
-    """Take the word back: a worker starts."""
+    """Reset, when a worker starts."""
     _until[0] = 0
 
 

@@ -1,15 +1,13 @@
 """``LeasedTask``: a Celery task that runs under a lease.
 
-A message carries the job's id and nothing else. The row decides whether the job may run, so a
-message that is late, lost or delivered fifty times does no harm.
+A message carries only the job's id. The row decides whether the job may run, so a message that is
+late, lost or delivered fifty times does no harm.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -21,34 +19,39 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from django.apps import apps
 from django.db import Error, models, transaction
 
-from jobreaper import control
 from jobreaper.celery import shutdown
-from jobreaper.claims import claim
+from jobreaper.control import by_hand
 from jobreaper.db import (
     Depth,
     close_left_open,
+    details_left_out,
     in_transaction,
     in_words,
     is_lost,
     open_transactions,
+    without_details,
 )
 from jobreaper.exceptions import ConfigurationError, LeaseLost
-from jobreaper.handlers import refuse_unrun
-from jobreaper.leases import Lease
+from jobreaper.identity import forks_end_here
+from jobreaper.protocol.claim import claim
+from jobreaper.protocol.ending import Fence, refuse_left_open, undo_left_open
+from jobreaper.protocol.holding import holding_of
+from jobreaper.protocol.interrupting import interrupting
+from jobreaper.protocol.lease import Lease
+from jobreaper.queue.handlers import refuse_unrun
 from jobreaper.states import EventType
 from jobreaper.tables import JobTable, table_of
-from jobreaper.worker import forks_end_here
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# A busy main process takes a while to hear of its own signal.
+# A busy main process takes a while to notice its own signal.
 WORD_OF_SHUTDOWN_SEC: Final = 1.0
 
 
 class LeasedTask(Task):  # type: ignore[type-arg]
-    """Base of a task that runs the jobs of one model, or of one stage of it.
+    """The base class of a task that runs the jobs of one model, or of one of its stages.
 
     ::
 
@@ -68,7 +71,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         raise ``LeaseLost`` in the middle of the function when the lease is lost, where the pool
         runs each task in a thread of its own (prefork, threads, solo).
 
-    How each ending of the function ends the job is in ``docs/celery.md``.
+    ``docs/celery.md`` says how each ending of the function ends the job.
     """
 
     abstract = True
@@ -79,17 +82,17 @@ class LeasedTask(Task):  # type: ignore[type-arg]
     result_field: str | None = None
     interrupt = False
 
-    # The message is a nudge and the row is the job: nothing is gained by keeping the message until
-    # the job ends, and Redis would deliver it again after its visibility timeout.
+    # The row is the job. Keeping the message until the job ends would gain nothing, and Redis would
+    # deliver it again after its visibility timeout.
     acks_late = False
     reject_on_worker_lost = False
     ignore_result = True
-    # The function takes (job, lease), its message only the job's id.
+    # The function receives (job, lease); its message contains only the job's id.
     typing = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Keep ``before_start`` from Celery, which calls it before the job is claimed: what it
-        raises would be counted nowhere, and the job sent again for ever.
+        """Hide ``before_start`` from Celery, which would call it before the claim: an exception in
+        it would not count, and the job would be sent again forever.
         """
         task = super().__new__(cls, *args, **kwargs)
         task.before_start = _called_under_the_lease  # type: ignore[assignment]
@@ -122,15 +125,21 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         if lease is None:
             logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
             return None
+        holding = holding_of(lease)
+        holding.is_stopping = shutdown.has_begun
         with lease, _ended_by(self, lease, before):
-            with _interrupting(lease) if self.interrupt else nullcontext(), forks_end_here():
+            with (
+                interrupting(holding) if self.interrupt else nullcontext(),
+                forks_end_here(),
+                details_left_out(),
+            ):
                 if not self.request.called_directly:
                     type(self).before_start(self, str(self.request.id), args, kwargs)
                 result = self.run(lease.job, lease)
             refuse_unrun(self.name, result)
-            lease.refuse_left_open(self.name, before)
+            refuse_left_open(holding, self.name, before)
             if not lease.closed:
-                _on_a_sound_session(lease.table, partial(self._finish, lease, result))
+                _on_a_sound_session(table_of(model), partial(self._finish, lease, result))
             return result
 
     def retry(
@@ -144,13 +153,13 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         max_retries: int | None = None,
         **options: Any,
     ) -> Retry:
-        """Raise ``Retry``, as Celery does; the job's row takes the place of a new message.
+        """Raise ``Retry``, as Celery does; the job's row replaces the new message.
 
-        ``eta`` or ``countdown`` (seconds) takes the place of the stage's backoff. How often a job
-        is tried is the row's ``max_attempts``, so ``max_retries`` is not read.
+        ``eta`` or ``countdown`` (seconds) replaces the stage's backoff. The row's ``max_attempts``
+        limits the attempts, so ``max_retries`` is not read.
         """
         when = eta if eta is not None else countdown
-        error = Retry("retried", exc=exc, when=when)  # type: ignore[arg-type]
+        error = Retry("retried", exc=without_details(exc), when=when)  # type: ignore[arg-type]
         if throw:
             raise error from exc
         return error
@@ -159,15 +168,17 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         if self.result_field is None:
             lease.finish()
             return
-        with transaction.atomic(using=lease.alias):
+        alias = holding_of(lease).alias
+        with transaction.atomic(using=alias):
             setattr(lease.job, self.result_field, result)
-            lease.job.save(using=lease.alias, update_fields=[self.result_field])
+            lease.job.save(using=alias, update_fields=[self.result_field])
             lease.finish()
 
 
 def drop_left_open(task: Task[..., Any]) -> None:
-    """Close the connections that some other task of this worker's has left in a transaction: what
-    ``task`` writes would be undone with it. A task that somebody calls may be in his.
+    """Close the connections that another task of this worker has left in a transaction: the writes
+    of ``task`` would be rolled back with it. A task that is called directly may be in its caller's
+    transaction.
     """
     if not (task.request.called_directly or task.request.is_eager):
         close_left_open()
@@ -178,21 +189,23 @@ def _called_under_the_lease(*args: Any) -> None: ...
 
 @contextmanager
 def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> Iterator[None]:
-    """End the lease as the exception that leaves the block says, and let the exception go on.
+    """End the lease according to the exception that leaves the block, and let the exception
+    propagate.
 
-    A task that is called in somebody's transaction, as eager ones can be, leaves that alone.
+    A task that is called in its caller's transaction, as eager tasks can be, does not touch it.
     """
     try:
         yield
     except BaseException as error:
         cause = error.exc if isinstance(error, Retry) and error.exc is not None else error
         if isinstance(cause, LeaseLost) and lease.lost:
-            # A cancelled or reaped job is nobody's failure: the record says what happened.
+            # A cancelled or reaped job is not a failure of the task: its events say what happened.
             logger.info("%s stopped: %s", task.name, cause)
             raise Ignore from error
-        # Written into a transaction that the function left open, the end would be undone too.
-        lease.close_left_open(before)
-        went_back = not (lease.closed or lease.lost) and _end(lease, error)
+        # In a transaction that the function left open, the end would be rolled back too.
+        undo_left_open(holding_of(lease), before)
+        with holding_of(lease).failing_by(cause):
+            went_back = not (lease.closed or lease.lost) and _end(lease, error)
         if isinstance(error, Retry) and error.exc is not None and not went_back:
             raise error.exc from error
         if not (isinstance(error, Exception) or _ends_more_than_the_job(error)):
@@ -201,16 +214,17 @@ def _ended_by(task: LeasedTask, lease: Lease, before: Mapping[str, Depth]) -> It
 
 
 def _end(lease: Lease, error: BaseException) -> bool:
-    """End a lease by what its function raised, as any exception does where that cannot be made out;
-    return whether the job went back to the queue.
+    """End a lease according to the exception of its function. Return whether the job went back to
+    the queue.
     """
+    table = holding_of(lease).table
     for end in (_end_as_said, Lease.fail):
         try:
-            return _on_a_sound_session(lease.table, partial(end, lease, error))
+            return _on_a_sound_session(table, partial(end, lease, error))
         except LeaseLost:
             return False
         except Exception as trouble:
-            name, kind = f"{lease.table.name} {lease.pk}", type(error).__qualname__
+            name, kind = f"{table.name} {lease.pk}", type(error).__qualname__
             logger.error("%s was not ended by its %s: %s", name, kind, in_words(trouble))
             if isinstance(trouble, Error):
                 break  # the lease runs out, and the reaper does the rest
@@ -218,9 +232,9 @@ def _end(lease: Lease, error: BaseException) -> bool:
 
 
 def _on_a_sound_session(table: JobTable, send: Callable[[], T]) -> T:
-    """Call ``send``, and once more on a new connection where the database refused it: the task's
-    function, or another task before it, may have changed the session's role or search_path, or made
-    it read-only.
+    """Call ``send``, and again on a new connection if the database refused it: the task's function,
+    or another task before it, may have changed the session's role or search_path, or made it
+    read-only.
     """
     try:
         return send()
@@ -238,31 +252,31 @@ def _end_as_said(lease: Lease, error: BaseException) -> bool:
         return lease.fail(error.exc or error, delay_sec=_seconds_until(error.when))
     if isinstance(error, Ignore):
         model = type(lease.job)
-        lease.save_job(
-            lease.alias,
-            lambda: control.cancel(
+        Fence(holding_of(lease)).save_job(
+            holding_of(lease).alias,
+            lambda: by_hand.cancel(
                 model, [lease.pk], by=lease.worker, event=EventType.JOB_CANCELLED
             ),
         )
         return False
     if isinstance(error, Reject):
-        said: Any = error  # celery-types knows neither attribute
+        said: Any = error  # celery-types does not declare these attributes
         return lease.fail("Reject", str(said.reason), retry=bool(said.requeue))
     if not _was_told_to_stop(error):
-        # Even the function's own sys.exit(): released, the job would run for ever.
+        # Even after the function's own sys.exit(): if it were released, the job would run forever.
         return lease.fail(error)
-    # A greenlet is killed by its own process, which has said why before.
+    # Its own process kills a greenlet, and has said why before.
     if not shutdown.has_begun(0 if _kills_greenlet(error) else WORD_OF_SHUTDOWN_SEC):
-        # Killed alone, perhaps for what the job does: the main process sees it and counts it, or
-        # has revoked the job and cancels it.
+        # Only this child was killed, perhaps because of the job: the main process notices and
+        # counts it, or has revoked the job and cancels it.
         return False
     lease.release()
     return True
 
 
 def _was_told_to_stop(error: BaseException) -> bool:
-    """Return whether a signal ends this process, or somebody its greenlet, and not the function's
-    own code.
+    """Return whether a signal ends this process, or another greenlet ends this one, and not the
+    function's own code.
     """
     if isinstance(error, WorkerShutdown | WorkerTerminate) or _kills_greenlet(error):
         return True
@@ -278,7 +292,7 @@ def _kills_greenlet(error: BaseException) -> bool:
 
 
 def _ends_more_than_the_job(error: BaseException) -> bool:
-    """Return whether the worker must see ``error``, which is no ``Exception``, as it is. Any other
+    """Return whether the worker must see ``error``, which is not an ``Exception``. Any other one
     would end its process.
     """
     gevent: Any = sys.modules.get("gevent")
@@ -291,35 +305,3 @@ def _seconds_until(when: Any) -> float | None:
         moment = when if when.tzinfo else when.replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())
     return None if when is None else max(0.0, float(when))
-
-
-@contextmanager
-def _interrupting(lease: Lease) -> Iterator[None]:
-    """Raise ``LeaseLost`` in this thread when the lease is lost, and never after the block."""
-    thread = ctypes.c_ulong(threading.get_ident())
-    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    in_block = True
-    # Entered once more where the exception comes just when it has been taken.
-    lock = threading.RLock()
-
-    def interrupt(_: LeaseLost) -> None:
-        with lock:
-            if in_block and threading.get_ident() != thread.value:
-                raise_in_thread(thread, ctypes.py_object(LeaseLost))
-
-    lease.on_lost = interrupt
-    try:
-        yield
-    finally:
-        while lease.on_lost is not None:
-            # What was set for this thread and is not raised yet comes here and nowhere else. It
-            # cannot be taken back: CPython 3.11 goes on looking for it, which is slow and, in a
-            # function that is traced, has no end.
-            try:
-                with lock:
-                    in_block = False
-                for _ in range(10):
-                    pass
-                lease.on_lost = None
-            except LeaseLost:
-                continue

@@ -1,4 +1,4 @@
-"""Who may tick: the holder of the token, or staff by session."""
+"""Who may tick: a client with the token, or staff with a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEME: Final = "bearer"
 
 
 class Refused(Exception):
-    """The request is not to be served."""
+    """The request is refused."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
@@ -23,20 +23,21 @@ class Refused(Exception):
 
 
 class _CsrfCheck(CsrfViewMiddleware):
-    """Django's own check, with its reason in place of its page."""
+    """Django's own check, which returns its reason instead of a page."""
 
     def _reject(self, request: HttpRequest, reason: str) -> Any:
         return reason
 
 
 def check_access(request: HttpRequest) -> None:
-    """Return where the request may tick.
+    """Return if the request may tick.
 
-    A request with an ``Authorization`` header is judged by it alone. One without is from a browser:
-    staff, and past the CSRF check, since a session's cookie is sent by whatever page asks for it.
+    If a request has an ``Authorization`` header, only that counts. A request without it comes from
+    a browser: it needs a staff session and has to pass the CSRF check, because any page can cause
+    the browser to send a session's cookie.
 
     Raises:
-        Refused: it may not.
+        Refused: the request may not tick.
     """
     given = request.headers.get("Authorization")
     token = conf.settings().tick_token

@@ -1,4 +1,4 @@
-"""``jobs/tick`` and ``jobs/health``, to be included where you like."""
+"""``jobs/tick`` and ``jobs/health``, for you to include."""
 
 from __future__ import annotations
 

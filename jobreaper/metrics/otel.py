@@ -1,6 +1,6 @@
 """OpenTelemetry instruments: what this process has reaped.
 
-Each process counts for itself, as OpenTelemetry has it; the collector adds them up.
+As usual in OpenTelemetry, each process counts for itself, and the collector adds the counts up.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from opentelemetry import metrics
 
-from jobreaper import signals, totals
+from jobreaper import signals
 from jobreaper.policies import MOST_STAGES, OTHER_STAGE
-from jobreaper.reaper import PassResult, ReapedJob
+from jobreaper.reaper import PassResult, ReapedJob, totals
 from jobreaper.states import Reason
 
 _meter: Final = metrics.get_meter("jobreaper")
@@ -27,7 +27,7 @@ _scan_duration_ms: Final = _meter.create_histogram(
     "reaper.scan_duration_ms", unit="ms", description="How long a pass took over a table."
 )
 
-# Stages without a policy that have a name of their own, by table.
+# Stages without a policy that have their own name in attributes, by table.
 _other_stages: Final[dict[str, set[str]]] = defaultdict(set)
 
 
@@ -41,8 +41,8 @@ def _reaped(table: str, jobs: Iterable[ReapedJob], **_: Any) -> None:
     counts = Counter(
         (job.fail_code is None, job.stage)
         for job in jobs
-        # As in Prometheus' counters: what a dead worker's parent gives back is not the reaper's.
-        if job.reason != Reason.WORKER_LOST
+        # As in the Prometheus counters, jobs that a dead worker's parent gives back do not count.
+        if job.reason not in (Reason.WORKER_LOST, Reason.WORKER_STOPPED)
     )
     for (requeues, stage), count in counts.items():
         counter = _requeues if requeues else _failures
@@ -57,7 +57,7 @@ def _pass_finished(result: PassResult, **_: Any) -> None:
 
 
 def _label(table: str, stage: str) -> str:
-    """Return the stage as an attribute: a stage for each job would be a series for each job."""
+    """Return the stage as an attribute, within a limited number of stages."""
     others = _other_stages[table]
     if stage not in totals.known_stages() and stage not in others:
         if len(others) >= MOST_STAGES:

@@ -1,7 +1,7 @@
-"""The Prometheus collector: everything it tells comes from the database.
+"""The Prometheus collector: all its values come from the database.
 
-So it is right whichever process is scraped, and needs neither files nor processes that talk to one
-another. ``docs/metrics.md`` lists the metrics.
+So the values are correct whichever process is scraped, without files and without communication
+between processes. ``docs/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
+from itertools import product
 from typing import Final
 
+from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -23,10 +27,12 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from jobreaper import signals, totals
+from jobreaper import signals
+from jobreaper.identity import local_clock
 from jobreaper.metrics.readings import Askers, Reading
-from jobreaper.states import Counted, Status
-from jobreaper.worker import local_clock
+from jobreaper.metrics.schedules import Schedules
+from jobreaper.reaper import totals
+from jobreaper.states import Counted, Status, WorkerKind, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ _BY_STAGE: Final = ["table", "stage"]
 
 
 class JobreaperCollector(Collector):
-    """Asks the databases when it is scraped, at most every ``CACHE_SEC``."""
+    """Queries the databases when it is scraped, at most every ``CACHE_SEC``."""
 
     def __init__(self) -> None:
         self._askers = Askers()
@@ -48,12 +54,12 @@ class JobreaperCollector(Collector):
         self._errors: list[str] = []
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without values; asks no database."""
+        """Return the metrics without values, without a query."""
         return list(_Page())
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics. Where a database does not answer, what it alone knows is left out and
-        ``jobreaper_up`` is 0.
+        """Return the metrics. If a database does not answer, the values that only this database
+        knows are left out, and ``jobreaper_up`` is 0.
         """
         with self._lock:
             if local_clock() >= self._fresh_until:
@@ -62,13 +68,13 @@ class JobreaperCollector(Collector):
             return self._metrics
 
     def forget(self, **_: object) -> None:
-        """Ask anew at the next scrape: this process knows that something has changed."""
+        """Query again at the next scrape: this process knows that something has changed."""
         self._fresh_until = 0.0
 
     def _ask(self) -> _Page:
         page = _Page()
         errors: list[str] = []
-        # Wrong settings, a router that raises: the page holds other people's metrics too.
+        # Invalid settings, a router that raises: the page contains other metrics too.
         try:
             readings = self._askers.ask()
             page.fill(readings.values())
@@ -102,17 +108,14 @@ class _Page:
             labels=[*_BY_STAGE, "outcome"],
         )
         self.stale_writes = CounterMetricFamily(
-            "jobreaper_stale_writes",
-            "Writes of workers that had lost the lease, all rejected.",
-            labels=["table"],
+            "jobreaper_stale_writes", "Rejected writes of stale workers.", labels=["table"]
         )
-        self.held = CounterMetricFamily(
-            "reaper_held", "Passes that reaped nothing, on purpose, after PostgreSQL came up."
+        self.held = CounterMetricFamily("reaper_held", "Passes that reaped nothing or not all.")
+        self.silences = CounterMetricFamily(
+            "reaper_common_silences", "How often many workers fell silent at once."
         )
         self.scans = SummaryMetricFamily(
-            "reaper_scan_duration_seconds",
-            "How long the passes took over a table.",
-            labels=["table"],
+            "reaper_scan_duration_seconds", "How long passes took for a table.", labels=["table"]
         )
         self.latency = SummaryMetricFamily(
             "reaper_detection_latency_seconds",
@@ -123,34 +126,47 @@ class _Page:
             "When a pass last left nothing undone; of several tables the one longest ago.",
         )
         self.jobs = GaugeMetricFamily(
-            "jobreaper_jobs",
-            "Unfinished jobs, exact to 100,000, then estimated.",
-            labels=["table", "status"],
+            "jobreaper_jobs", "Unfinished jobs, estimated if many.", labels=["table", "status"]
+        )
+        self.queued = GaugeMetricFamily(
+            "jobreaper_queued_jobs", "Queued jobs of the largest queues.", labels=["table", "queue"]
         )
         self.leases = GaugeMetricFamily(
-            "jobreaper_leases",
-            "Running jobs by the state of their lease.",
-            labels=["table", "state"],
+            "jobreaper_leases", "Running jobs by their lease's state.", labels=["table", "state"]
         )
         self.oldest_due = GaugeMetricFamily(
             "jobreaper_oldest_due_age_seconds",
             "How long the oldest job that may be claimed has waited, 0 where there is none.",
             labels=["table"],
         )
+        self.refused_rows = GaugeMetricFamily(
+            "jobreaper_refused_rows",
+            "Jobs whose rows cannot be written, and which are left out until they are tried again.",
+            labels=["table"],
+        )
+        self.workers = GaugeMetricFamily(
+            "jobreaper_workers", "Workers by what their process is.", labels=["kind", "state"]
+        )
+        self._schedules = Schedules()
         self.up = GaugeMetricFamily(
-            "jobreaper_up",
-            "Whether every database answered; if not, what is missing is unknown.",
+            "jobreaper_up", "Whether every database answered; if not, what is missing is unknown."
         )
 
     def __iter__(self) -> Iterator[Metric]:
-        return iter(vars(self).values())
+        for name, family in vars(self).items():
+            if not name.startswith("_"):
+                yield family
+        yield from self._schedules
 
     def fill(self, readings: Collection[Reading]) -> None:
-        """Take in what the databases answered."""
+        """Add the values that the databases returned."""
         self._fill_totals([reading for reading in readings if reading.sums is not None])
         if all(reading.sums is not None for reading in readings):
             self._fill_sums_over_all(readings)
         self._fill_standings(readings)
+        self._fill_refused_rows(readings)
+        self._fill_workers(readings)
+        self._schedules.fill([one for reading in readings for one in reading.schedules])
 
     def _fill_totals(self, readings: Collection[Reading]) -> None:
         counts: Counter[tuple[str, str, str]] = Counter()
@@ -165,7 +181,7 @@ class _Page:
                 if total.name == Counted.SCANS:
                     microseconds[total.table] += total.microseconds
         for table in sorted(stages):
-            # With a sample before the first event, PromQL's increase() sees that event too.
+            # With a sample before the first event, PromQL's increase() includes that event.
             for stage in sorted(stages[table]):
                 for name, family, outcome in (
                     (Counted.REQUEUES, self.requeues, []),
@@ -182,7 +198,7 @@ class _Page:
             )
 
     def _fill_sums_over_all(self, readings: Collection[Reading]) -> None:
-        """Fill in the metrics without labels, which a missing database would make go down."""
+        """Fill in the metrics without labels, which would decrease if a database were missing."""
         sums = [total for reading in readings for total in reading.sums_of_tables]
         reaped = [total for total in sums if total.name in (Counted.REQUEUES, Counted.FAILURES)]
         self.latency.add_metric(
@@ -193,12 +209,17 @@ class _Page:
         successes = [total.last_at for total in sums if total.name == Counted.CLEAN_SCANS]
         self.last_success.add_metric([], min(successes, default=0))
         everything = [total for reading in readings for total in reading.sums or ()]
-        held = [total.count for total in everything if total.name == Counted.HELD_PASSES]
-        self.held.add_metric([], sum(held))
+        for name, family in (
+            (Counted.HELD_PASSES, self.held),
+            (Counted.COMMON_SILENCES, self.silences),
+        ):
+            counts = [total.count for total in everything if total.name == name]
+            family.add_metric([], sum(counts))
 
     def _fill_standings(self, readings: Collection[Reading]) -> None:
         jobs: Counter[tuple[str, str]] = Counter()
         leases: Counter[tuple[str, str]] = Counter()
+        queues: Counter[tuple[str, str]] = Counter()
         oldest: dict[str, float] = {}
         for reading in readings:
             for table, standing in reading.standings.items():
@@ -206,33 +227,57 @@ class _Page:
                 jobs[table, Status.PROCESSING] += sum(standing.leases.values())
                 for state, count in standing.leases.items():
                     leases[table, state] += count
+                queues.update({(table, queue): n for queue, n in standing.queues.items()})
                 if standing.oldest_due_sec is not None:
                     oldest[table] = max(oldest.get(table, 0.0), standing.oldest_due_sec)
         for labels, count in jobs.items():
             self.jobs.add_metric(labels, count)
+        for labels, count in queues.items():
+            self.queued.add_metric(labels, count)
         for labels, count in leases.items():
             self.leases.add_metric(labels, count)
         for table, seconds in oldest.items():
             self.oldest_due.add_metric([table], seconds)
+
+    def _fill_refused_rows(self, readings: Collection[Reading]) -> None:
+        counts: Counter[str] = Counter()
+        for reading in readings:
+            if reading.refused is not None:
+                counts.update({table: reading.refused.get(table, 0) for table in reading.tables})
+        for table, count in counts.items():
+            self.refused_rows.add_metric([table], count)
+
+    def _fill_workers(self, readings: Collection[Reading]) -> None:
+        """Fill in the workers of all databases, unless one of them does not know its own."""
+        counts: Counter[tuple[WorkerKind, WorkerState]] = Counter()
+        for reading in readings:
+            if reading.workers is None:
+                return
+            counts.update(reading.workers)
+        for kind, state in product(WorkerKind, WorkerState):
+            self.workers.add_metric([kind, state], counts[kind, state])
 
 
 collector: Final = JobreaperCollector()
 
 
 @cache
-def register() -> None:
-    """Add the collector to what every page of this process serves.
+def connect() -> None:
+    """Add the collector to the default registry of this process.
 
-    Cached, since Django runs ``AppConfig.ready()`` again where ``INSTALLED_APPS`` is overridden.
+    Cached, because Django runs ``AppConfig.ready()`` again if ``INSTALLED_APPS`` is overridden.
     """
     REGISTRY.register(collector)
     for signal in (signals.job_reaped, signals.pass_finished):
         signal.connect(collector.forget, dispatch_uid="jobreaper.metrics.prometheus")
 
 
+@require_safe
+@login_not_required
+@never_cache
 def metrics(request: HttpRequest) -> HttpResponse:
-    """The package's own metrics as a page, for projects that have none for all metrics or run
-    prometheus_client in its multi-process mode, where collectors are not served.
+    """A page with the package's own metrics, for projects that have no page for all metrics, or
+    that run prometheus_client in its multi-process mode, which does not serve collectors.
     """
     own = CollectorRegistry()
     own.register(collector)

@@ -1,5 +1,5 @@
--- Of jobs with one dedupe key only one may be queued or processing: a job that would be a second
--- one is left as it is, and of several in one go the last made is taken.
+-- Only one of the jobs with the same dedupe key may be queued or processing. A job that would be
+-- the second one is left as it is; of several in one statement, the newest is taken.
 (%(target)s <> {queued}
  OR {is_processing}
  OR job.{dedupe_key} IS NULL

@@ -1,6 +1,6 @@
--- The rows of `total` with their stage as a label. When all names of a table are given, the stages
--- without one share one: a stage for each job would be a series for each job. Until then a stage
--- without a name has no label: which of the two it will be is not known yet.
+-- The rows of `total` with their stage as a label. Once all names of a table are assigned, stages
+-- without a name share one, so that the number of series is limited. Until then, a stage without a
+-- name has no label, because its label is not known yet.
 SELECT total.*,
        CASE WHEN named.id IS NOT NULL OR total.stage = ANY (%(known_stages)s::text[])
             THEN total.stage
@@ -8,9 +8,9 @@ SELECT total.*,
             THEN {other_stage}
        END AS label
   FROM total
-  LEFT JOIN jobreaper_stages AS named
+  LEFT JOIN {jobreaper_stages} AS named
     ON named."table" = total."table"
    AND named.stage = total.stage
-  LEFT JOIN jobreaper_stages AS last_named
+  LEFT JOIN {jobreaper_stages} AS last_named
     ON last_named."table" = total."table"
    AND last_named.place = {most_stages}

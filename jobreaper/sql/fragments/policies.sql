@@ -1,4 +1,7 @@
--- One row a stage; the default policy has the stage ''.
+-- The policies of the stages, and the wait that one sets.
+
+-- name: policies
+-- One row per stage; the default policy has the stage ''.
 SELECT policy.stage,
        policy.lease_sec,
        policy.sla_factor,
@@ -8,3 +11,13 @@ SELECT policy.stage,
        policy.max_reaps,
        coalesce(policy.ttl_sec, {table_ttl_sec}) * interval '1 second' AS ttl
   FROM {policy_rows}
+
+
+-- name: policy_columns
+stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
+backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8
+
+
+-- name: backoff
+policy.backoff_ms[LEAST(GREATEST(job.attempt_count, 1), cardinality(policy.backoff_ms))]
+    * interval '1 millisecond'

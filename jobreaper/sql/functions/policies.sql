@@ -1,4 +1,4 @@
--- The policies of every stage, rendered from the settings; the stage '' is the default.
+-- The policies of all stages, rendered from the settings; the stage '' is the default.
 CREATE OR REPLACE FUNCTION {function}()
 RETURNS TABLE ({policy_columns})
 LANGUAGE sql STABLE PARALLEL SAFE

@@ -1,9 +1,10 @@
--- A sign of life of a worker that holds the job; false means that it does not hold it any more.
-CREATE OR REPLACE FUNCTION {function}(p_job_id {id_type}, p_worker_id text)
+-- A sign of life of a worker that has the job; false means that it no longer has it.
+CREATE OR REPLACE FUNCTION {name}(p_job_id {id_type}, p_worker_id text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
 SET TimeZone = {time_zone}
+SET DateStyle = 'ISO'
 AS $body$
 BEGIN
     UPDATE {table} AS job

@@ -1,8 +1,9 @@
--- An operator requeues, fails or cancels jobs. The epoch goes up, so that a worker still running
--- one is told at its next beat. A requeued job starts afresh: all its attempts are given back.
+-- An operator requeues, fails or cancels jobs. The epoch increases, so that a worker that is still
+-- running one is told at its next heartbeat. A requeued job starts from scratch, with all its
+-- attempts.
 --
--- The target stands for its word by way of a CASE whose last branch is never taken: that gives the
--- words the column's own type, which may be an enum, and leaves the parameter a text everywhere.
+-- A CASE converts the target to the table's word. Its last branch is never used; it gives the words
+-- the type of the column, which may be an enum, and the parameter remains a text.
 WITH job_before AS MATERIALIZED (
     SELECT job.{id} AS id,
            job.{status} AS status,
@@ -44,21 +45,18 @@ changed AS (
      WHERE job.{id} = job_before.id
     RETURNING job_before.id
 ),
-event AS (
-    INSERT INTO job_events (job_id, data)
+happened (job_id, type, details) AS (
     SELECT job_before.id::text,
+           %(event)s::text,
            jsonb_build_object(
-               'type', %(event)s::text,
-               'table', {table_name}::text,
-               'details', jsonb_build_object(
-                   'by', %(by)s::text,
-                   'reason', %(reason)s::text,
-                   'from_status', job_before.status,
-                   'locked_by', job_before.locked_by,
-                   'stage', job_before.stage,
-                   'attempt', job_before.attempt_count,
-                   'epoch', job_before.lease_epoch),
-               'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc}))
+               'by', %(by)s::text,
+               'reason', %(reason)s::text,
+               'from_status', job_before.status,
+               'locked_by', job_before.locked_by,
+               'stage', job_before.stage,
+               'attempt', job_before.attempt_count,
+               'epoch', job_before.lease_epoch)
       FROM changed JOIN job_before USING (id)
-)
-SELECT id FROM changed
+),
+{event}
+SELECT id{key_as_read} FROM changed WHERE {all_written}

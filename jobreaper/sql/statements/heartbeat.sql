@@ -1,9 +1,11 @@
--- Heartbeat: renew every lease that this process holds in one table.
+-- Heartbeat: renew all leases that this process holds in one table.
 --
--- A row locked by the job's own transaction is skipped, not waited for: `held` then still says that
--- the lease stands. An epoch below the lease's is that of a claim not yet committed. A deadline
--- needs no rule of its own, since no lease outlives it.
-WITH policies AS MATERIALIZED ({policies}),
+-- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
+-- says that the lease stands. An epoch below that of the lease means that the claim is not
+-- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+WITH policies AS MATERIALIZED (
+    {policies}
+),
 lease AS MATERIALIZED (
     SELECT *
       FROM unnest(%(ids)s::{id_type}[], %(epochs)s::bigint[], %(workers)s::text[])
@@ -37,4 +39,5 @@ SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
   FROM lease
   LEFT JOIN renewed ON renewed.id = lease.id
   LEFT JOIN {table} AS job ON job.{id} = lease.id
+ WHERE {all_written}
  ORDER BY lease.place

@@ -1,5 +1,5 @@
--- Retake: what an earlier try of a claim took, whose answer was lost. Its mark tells it from what else
--- this worker has claimed meanwhile.
+-- Retake: the jobs that an earlier try of a claim took whose answer was lost. The mark
+-- distinguishes them from other jobs that this worker has claimed.
 SELECT {claimed_columns}
   FROM {table} AS job
  WHERE {is_processing}

@@ -1,4 +1,4 @@
--- What was taken from which worker, when and why, newest first.
+-- Which jobs were taken from which worker, when and why, newest first.
 CREATE OR REPLACE VIEW {view} AS
 SELECT event.at,
        event.job_id,
@@ -10,7 +10,7 @@ SELECT event.at,
        (event.data #>> '{{details,attempt}}')::int AS attempt,
        (event.data #>> '{{details,overdue_ms}}')::bigint AS overdue_ms,
        event.data #>> '{{details,reaper}}' AS reaper
-  FROM job_events AS event
+  FROM {job_events} AS event
  WHERE event."table" = {table_name}
    AND event.type IN ({reaper_requeued}, {reaper_failed_timeout}, {reaper_failed_poison},
                       {reaper_failed_deadline}, {job_worker_lost})

@@ -1,0 +1,24 @@
+"""Values as the database has them, and as Python does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+def converters(
+    connection: BaseDatabaseWrapper, field: models.Field[Any, Any]
+) -> list[tuple[Any, Any]]:
+    """Return what makes Python's value of a field from the database's, as the ORM does: functions
+    to call one after another, each with the column to pass to it.
+    """
+    column = field.get_col(field.model._meta.db_table)
+    return [
+        (convert, column)
+        for convert in (
+            *connection.ops.get_db_converters(column),
+            *column.get_db_converters(connection),
+        )
+    ]

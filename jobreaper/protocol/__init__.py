@@ -1,0 +1,1 @@
+"""The protocol for workers: claim, heartbeat, finish, fail and release."""

@@ -1,0 +1,400 @@
+"""Creating jobs in the ready-made table, and ending them by id.
+
+One statement inserts the job and its event and sends a notification, in the caller's transaction:
+the job is committed together with the caller's own writes, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, partial
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+from django.utils import timezone
+from psycopg.sql import SQL, Composable
+
+from jobreaper import conf, signals, sql
+from jobreaper.db import fetch, on_commit, reading_any_time, retrying
+from jobreaper.exceptions import LeaseLost
+from jobreaper.identity import worker_id
+from jobreaper.ids import new_id
+from jobreaper.models import Job
+from jobreaper.protocol.holding import Holding
+from jobreaper.protocol.lease import Lease
+from jobreaper.protocol.rows import instances
+from jobreaper.queue.dedupe import check_payload, make_dedupe_key
+from jobreaper.states import DEFAULT_QUEUE, Dedupe, Status
+from jobreaper.tables import statements, table_of
+from jobreaper.tracecontext import current_traceparent
+from jobreaper.values import LARGEST_COUNT, LARGEST_PRIORITY, LONGEST_NAME, SMALLEST_PRIORITY
+
+# Rows per statement of enqueue_many: some megabytes at a time, however many rows there are.
+ROWS_A_STATEMENT: Final = 10_000
+
+# The job that has the key may end between two tries, and again, but not forever.
+MOST_TRIES: Final = 100
+
+_Row = dict[str, Any]
+
+
+@dataclass
+class EnqueueResult:
+    """The result of ``enqueue_many``. ``ids`` are those of the created jobs, in the given order."""
+
+    made: int = 0
+    replaced: int = 0
+    skipped: int = 0
+    ids: list[UUID] = field(default_factory=list)
+
+
+def enqueue(
+    type: str,
+    payload: Any = None,
+    org_id: object = None,
+    run_at: datetime | None = None,
+    stage: str | None = None,
+    max_attempts: int | None = None,
+    priority: int = 0,
+    dedupe: str | None = None,
+    dedupe_key: str | None = None,
+    queue: str = DEFAULT_QUEUE,
+) -> Job:
+    """Create a job as part of the caller's transaction, and return it.
+
+    Args:
+        type: selects the handler.
+        payload: JSON for the handler, ``{}`` by default.
+        org_id: whose job it is, for metering and the dedupe key.
+        run_at: the job is due at this time; a naive time is in the current time zone.
+        stage: selects the policy; the type by default.
+        max_attempts: ``JOB_MAX_ATTEMPTS`` by default.
+        priority: jobs of a higher priority are claimed first.
+        dedupe: what to do if a queued or processing job has the same key. ``None``: the new job has
+            no key and is always created. ``"skip"``: that job is returned. ``"replace"``: it is
+            returned too; if it is queued, it gets this payload, priority and time.
+        dedupe_key: the key; by default ``make_dedupe_key(type, org_id, payload)``.
+        queue: which workers run it, see ``manage.py work --queue``.
+
+    Raises:
+        BadPayload: the payload is not JSON, or contains text that cannot be stored.
+        ValueError: another argument is invalid. In both cases nothing was written.
+    """
+    row = _row(
+        type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key, queue
+    )
+    connection, statement = table_of(Job).connection(), _statement("enqueue", dedupe)
+    may_be_made = False
+
+    def send(answer_was_lost: bool) -> list[tuple[Job, tuple[Any, ...]]]:
+        nonlocal may_be_made
+        may_be_made |= answer_was_lost
+        if may_be_made and (own := _made_before(connection, [row]).first()):
+            return [(own, (True,))]
+        return instances(connection, Job, statement, _params([row]))
+
+    for _ in range(MOST_TRIES):
+        for job, (is_new,) in retrying(connection, send)[:1]:
+            if is_new is not None:
+                _announce([job.pk])
+                return job
+            if dedupe != Dedupe.REPLACE:
+                return job
+            # It could not be replaced because it was claimed after the statement had read it.
+            rows = Job._base_manager.using(connection.alias).filter(pk=job.pk)
+            if running := rows.filter(status__in=[Status.QUEUED, Status.PROCESSING]).first():
+                return running
+    raise RuntimeError(_why_none(row))
+
+
+def _why_none(row: Mapping[str, Any]) -> str:
+    """Return why no job was created, nor one found that has the key."""
+    suppressed = "a trigger or a rule suppresses the INSERT"
+    if row.get("dedupe_key") is None:
+        return f"no job of the type {row['type']!r} was created: {suppressed}"
+    key = row["dedupe_key"]
+    return f"jobs with the key {key!r} end faster than they can be seen, or {suppressed}"
+
+
+def enqueue_many(
+    jobs: Iterable[Mapping[str, Any]],
+    *,
+    progress: Callable[[int], object] | None = None,
+    **common: Any,
+) -> EnqueueResult:
+    """Create thousands of jobs with one statement, either all or none, and count them.
+
+    Each of ``jobs`` has arguments of ``enqueue()`` by name; ``common`` are the arguments that all
+    share::
+
+        enqueue_many(({"payload": {"to": to}} for to in addresses), type="mail", dedupe="skip")
+
+    If one statement is not enough, or only some of the jobs have ``"replace"``, several statements
+    are sent in one transaction. ``progress``, if given, is called after each with the number of
+    jobs so far, of which only their keys are still in memory. If several jobs have the same key,
+    the first one counts with ``"skip"`` and the last one with ``"replace"``.
+
+    Raises:
+        BadPayload, ValueError, TypeError: one of the jobs is invalid; nothing was written.
+    """
+    result = EnqueueResult()
+    connection = table_of(Job).connection()
+    given = ({**common, **job} for job in jobs)
+    rows = ((_row(**job), job.get("dedupe") == Dedupe.REPLACE) for job in given)
+    batches = iter(lambda: list(islice(rows, ROWS_A_STATEMENT)), [])
+    first, second = next(batches, []), next(batches, [])
+    taken = 0
+    together = transaction.atomic(using=connection.alias) if second else nullcontext()
+    with together:
+        for batch in chain([first, second] if second else [first], batches):
+            _enqueue_batch(connection, batch, result)
+            taken += len(batch)
+            if progress is not None:
+                progress(taken)
+    return result
+
+
+def mark_success(id: object, *, epoch: int | None = None) -> None:
+    """Mark a running job as done, for callers that have its id but no ``Lease``.
+
+    ``epoch`` is that of the lease, as the caller's claim returned it. With it, the write is fenced
+    as ``Lease.finish()`` is. Without it, the caller is assumed to be the worker that is running the
+    job now, which after a reap may be another one.
+
+    Raises:
+        LeaseLost: the job is not running, or not under ``epoch``; nothing was written.
+    """
+    _lease(id, epoch).finish()
+
+
+def mark_failure(id: object, error: str | BaseException, *, epoch: int | None = None) -> bool:
+    """End a running job's attempt as failed, as ``Lease.fail()`` does, and return whether it went
+    back to the queue. See ``mark_success`` for ``epoch``.
+
+    Raises:
+        LeaseLost: the job is not running, or not under ``epoch``; nothing was written.
+    """
+    lease = _lease(id, epoch)
+    return lease.fail(error) if isinstance(error, BaseException) else lease.fail("error", error)
+
+
+def _lease(id: object, epoch: int | None) -> Lease:
+    """Return the lease of a running job, or of the run under ``epoch``."""
+    table = table_of(Job)
+    key = table.prepare_pk(id)
+    with reading_any_time(table.connection()):
+        job = Job._base_manager.using(table.alias).filter(pk=key).first()
+    if job is None:
+        raise LeaseLost(f"there is no job {id}", table=table.name, pk=id)
+    if epoch is not None:
+        job.lease_epoch = epoch
+    holding = Holding(
+        table,
+        table.alias,
+        job,
+        worker=job.locked_by or worker_id(),
+        key=key,
+        claimed_at=0.0,
+        length_sec=float("inf"),
+    )
+    return Lease(holding)
+
+
+def _row(
+    type: str,
+    payload: Any = None,
+    org_id: object = None,
+    run_at: datetime | None = None,
+    stage: str | None = None,
+    max_attempts: int | None = None,
+    priority: int = 0,
+    dedupe: str | None = None,
+    dedupe_key: str | None = None,
+    queue: str = DEFAULT_QUEUE,
+) -> _Row:
+    """Return a new job as a row of the statement's JSON, checked."""
+    payload = {} if payload is None else payload
+    check_payload(payload)
+    org_id = None if org_id in (None, "") else str(org_id)
+    key = None
+    if dedupe is not None:
+        if dedupe not in list(Dedupe):
+            words = ", ".join(repr(word.value) for word in Dedupe)
+            raise ValueError(f"dedupe must be None, {words}, not {dedupe!r}")
+        key = make_dedupe_key(type, org_id, payload) if dedupe_key is None else dedupe_key
+    for name, text in {
+        "type": type,
+        "queue": queue,
+        "stage": stage,
+        "org_id": org_id,
+        "dedupe_key": key,
+    }.items():
+        if text is not None or name in ("type", "queue"):
+            _check_text(name, text)
+        # A key holds the payload, and is indexed by its digest.
+        if text is not None and name != "dedupe_key" and len(text) > LONGEST_NAME:
+            problem = f"{name} has {len(text)} characters, and {LONGEST_NAME} are the most"
+            raise ValueError(f"{problem}: {text[:40]!r}…")
+    if max_attempts is None:
+        max_attempts = conf.settings().max_attempts
+    _check_number("max_attempts", max_attempts, 1, LARGEST_COUNT)
+    _check_number("priority", priority, SMALLEST_PRIORITY, LARGEST_PRIORITY)
+    row = {
+        "id": new_id(),
+        "type": type,
+        "stage": type if stage is None else stage,
+        "queue": queue,
+        "payload": payload,
+        "priority": priority,
+        "max_attempts": max_attempts,
+    }
+    # What is missing is NULL.
+    if org_id is not None:
+        row["org_id"] = org_id
+    if run_at is not None:
+        row["run_at"] = _in_utc(run_at).isoformat()
+    if key is not None:
+        row["dedupe_key"] = key
+    return row
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be text, and not empty: {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half a surrogate pair: {value!r}") from None
+    if "\x00" in value:
+        raise ValueError(f"{name} has a NUL character: {value!r}")
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _in_utc(moment: object) -> datetime:
+    if not isinstance(moment, datetime):
+        raise ValueError(f"run_at must be a datetime, not {moment!r}")
+    try:
+        aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+        # The statement's answer has it in the connection's time zone.
+        aware.astimezone(ZoneInfo(table_of(Job).connection().timezone_name))
+        return aware.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"run_at is not in the years 1 to 9999 in UTC: {moment!r}") from None
+
+
+def _enqueue_batch(
+    connection: BaseDatabaseWrapper, batch: list[tuple[_Row, bool]], result: EnqueueResult
+) -> None:
+    kept = [row for row, replaces in batch if not replaces]
+    # A statement cannot replace the same row twice.
+    replacing = {row["dedupe_key"]: row for row, replaces in batch if replaces}
+    keyed = any("dedupe_key" in row for row in kept)
+    kinds = [(kept, Dedupe.SKIP if keyed else None), ([*replacing.values()], Dedupe.REPLACE)]
+    parts = [(rows, dedupe) for rows, dedupe in kinds if rows]
+    # By a try whose answer was lost. These jobs may have been claimed since, or may even have
+    # ended.
+    made_before: set[UUID] = set()
+
+    def send(answer_was_lost: bool) -> list[_Written]:
+        if answer_was_lost:
+            rows = [row for row, _ in batch]
+            made_before.update(_made_before(connection, rows).values_list("pk", flat=True))
+        both_or_none = transaction.atomic(using=connection.alias)
+        with both_or_none if len(parts) > 1 else nullcontext():
+            return [_write(connection, *part, made_before) for part in parts]
+
+    all_written = retrying(connection, send)
+    for (rows, _), (made, replaced) in zip(parts, all_written, strict=True):
+        result.made += len(made)
+        result.replaced += len(replaced)
+        result.skipped += len(rows) - len(made) - len(replaced)
+        if made or replaced:
+            _announce(made + replaced)
+    result.skipped += len(batch) - len(kept) - len(replacing)
+    if len(all_written) == 1:
+        result.ids += all_written[0].made
+    else:
+        own = {pk for written in all_written for pk in written.made}
+        result.ids += [row["id"] for row, _ in batch if row["id"] in own]
+
+
+class _Written(NamedTuple):
+    """The keys of the jobs that were created from some rows, in their order, and of the others that
+    were replaced by them.
+    """
+
+    made: list[UUID]
+    replaced: list[UUID]
+
+
+def _write(
+    connection: BaseDatabaseWrapper,
+    rows: list[_Row],
+    dedupe: Dedupe | None,
+    made_before: set[UUID],
+) -> _Written:
+    keys = [row["id"] for row in rows]
+    left = [row for row in rows if row["id"] not in made_before] if made_before else rows
+    statement = _statement("enqueue_many", dedupe)
+    written = fetch(connection, statement, _params(left)) if left else []
+    if dedupe is None:
+        if written == [(len(left),)]:
+            return _Written(keys, [])
+        # A trigger has kept some of them out.
+        own = set(_made_before(connection, rows).values_list("pk", flat=True))
+        return _Written([pk for pk in keys if pk in own], [])
+    own = made_before.union(pk for (pk,) in written)
+    made = [pk for pk in keys if pk in own]
+    return _Written(made, [*own.difference(keys, made_before)])
+
+
+def _made_before(connection: BaseDatabaseWrapper, rows: list[_Row]) -> QuerySet[Job]:
+    """Return the jobs that an earlier try has created from these rows."""
+    ids = [row["id"] for row in rows]
+    return Job._base_manager.using(connection.alias).filter(pk__in=ids)
+
+
+def _params(rows: list[_Row]) -> dict[str, Any]:
+    return {
+        "jobs": json.dumps(rows, default=str, ensure_ascii=False),
+        "traceparent": current_traceparent(),
+        "notify": conf.settings().notify,
+    }
+
+
+def _announce(pks: list[UUID]) -> None:
+    send = partial(signals.jobs_enqueued.send_robust, Job, pks=pks)
+    on_commit(table_of(Job).connection(), send)
+
+
+@cache
+def _statement(name: str, dedupe: str | None) -> str:
+    parts: dict[str, Composable | None] = {
+        **statements.leased_parts(table_of(Job)),
+        "digest": statements.digest(SQL("dedupe_key")),
+        "digest_of_job": statements.digest(SQL("job.dedupe_key")),
+        "by_key": SQL('dedupe_key COLLATE "C", '),
+        "written": SQL("made.id"),
+    }
+    conflict = "or_replace" if dedupe == Dedupe.REPLACE else "or_skip"
+    parts["on_conflict"] = sql.compose(f"fragments/{conflict}", parts)
+    parts["or_existing"] = sql.compose("fragments/or_existing", parts)
+    if dedupe is None:
+        parts |= {"by_key": SQL(""), "on_conflict": None, "or_existing": None}
+        parts["written"] = SQL("count(made.id)")
+    parts["event"] = sql.compose("fragments/event", parts)
+    parts["enqueued"] = sql.compose("fragments/enqueued", parts)
+    return sql.render(f"statements/{name}", parts)

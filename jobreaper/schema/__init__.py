@@ -1,0 +1,1 @@
+"""Functions and views in the database, and changes of tables in use."""

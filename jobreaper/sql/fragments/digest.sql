@@ -1,1 +1,0 @@
-sha256(decode(replace({text}, '\', '\\'), 'escape'))

@@ -1,2 +1,0 @@
-coalesce({kind}, '') <> ALL (ARRAY(
-    SELECT name FROM jobreaper_pauses WHERE "table" = {table_name}))

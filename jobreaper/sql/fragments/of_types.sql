@@ -1,1 +1,0 @@
-(%(types)s::text[] IS NULL OR job.{type}::text = ANY (%(types)s::text[]))

@@ -1,1 +1,0 @@
-jsonb_to_recordset(%(policies)s::jsonb) AS policy ({policy_columns})

@@ -1,0 +1,1 @@
+sha256(decode(replace({text}, E'\\', E'\\\\'), 'escape'))

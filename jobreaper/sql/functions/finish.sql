@@ -1,9 +1,0 @@
--- The job is done; false means that the lease was lost and nothing was written.
-CREATE OR REPLACE FUNCTION {function}(job_id {id_type}, worker text, epoch bigint DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE
-SET search_path = {search_path}
-SET TimeZone = {time_zone}
-AS $body$
-{ending}
-$body$

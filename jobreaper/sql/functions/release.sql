@@ -1,9 +1,0 @@
--- Give the job back unharmed, the attempt not counted; false means that the lease was lost.
-CREATE OR REPLACE FUNCTION {function}(job_id {id_type}, worker text, epoch bigint DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE
-SET search_path = {search_path}
-SET TimeZone = {time_zone}
-AS $body$
-{ending}
-$body$

@@ -1,2 +1,0 @@
--- Reach: the server answers.
-SELECT true
