@@ -1,7 +1,6 @@
 """Short leases, real children, and a ledger that counts what was done."""
 
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from jobreaper import conf
 from tests.committed import transactional_db  # noqa: F401
 from tests.processes.children import Child
-from tests.processes.proxy import Proxy
+from tests.proxy import Proxy
 from tests.waiting import until
 
 LEASE_SEC = 1.5
@@ -31,16 +30,17 @@ def beats(read: ReadRow, pk: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def short_leases() -> Iterator[None]:
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leases that run out in a test's time, here and in every process started from here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEFAULT_LEASE_SEC", str(LEASE_SEC))
-        patch.setenv("HEARTBEAT_SEC", "0.4")
-        patch.setenv("REAPER_INTERVAL_SEC", "0.5")
-        patch.setenv("JOB_RETRY_BACKOFF_MS_BASE", "1")
-        patch.setenv("JOB_RETRY_BACKOFF_MS_MAX", "1")
-        conf.reset()
-        yield
+    # A test that sets them too does so with the same fixture: two would undo each other's.
+    monkeypatch.setenv("DEFAULT_LEASE_SEC", str(LEASE_SEC))
+    monkeypatch.setenv("HEARTBEAT_SEC", "0.4")
+    monkeypatch.setenv("REAPER_INTERVAL_SEC", "0.5")
+    monkeypatch.setenv("JOB_RETRY_BACKOFF_MS_BASE", "1")
+    monkeypatch.setenv("JOB_RETRY_BACKOFF_MS_MAX", "1")
+    conf.reset()
+    yield
+    monkeypatch.undo()
     conf.reset()
 
 
@@ -122,9 +122,6 @@ def events(sql: Sql) -> ReadEvents:
 
 @pytest.fixture
 def proxy(dsn: str) -> Iterator[Proxy]:
-    # A socket's path has to be short, and pytest's directories are not.
-    with tempfile.TemporaryDirectory(prefix="proxy-") as directory:
-        proxy = Proxy(dsn, Path(directory))
-        yield proxy
-        proxy.mend()
-        proxy.cut()
+    proxy = Proxy(dsn)
+    yield proxy
+    proxy.close()

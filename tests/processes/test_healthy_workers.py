@@ -7,10 +7,10 @@ import pytest
 from jobreaper import reap
 from jobreaper.states import EventType, Status
 from tests.processes.conftest import Ledger, ReadEvents, ReadRow, Sql, Start, beats
-from tests.processes.proxy import Proxy
+from tests.proxy import Proxy
 from tests.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
 
 
 def test_a_job_ten_leases_long_is_never_reaped_while_it_beats(

@@ -1,78 +1,27 @@
 """A worker that is not Python, beside Python workers on the same table."""
 
 import json
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection
 from django.test import override_settings
-from psycopg.conninfo import conninfo_to_dict
 
-from jobreaper import claim, conf, installed, reap
+from jobreaper import claim, reap
+from jobreaper.presence.watcher import take_back_from_gone
+from jobreaper.schema import functions
 from project.media.models import Job
-from tests.processes.children import ROOT, Child
+from tests.processes.children import Child
 from tests.processes.conftest import LEASE_SEC, ReadEvents, ReadRow, Sql, Start, beats
+from tests.processes.node import installed_worker, start_node
 from tests.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
+__all__ = ["installed_worker", "start_node"]
 
-SOURCE = ROOT / "project" / "node_worker"
-# What `short_leases` sets and jobreaper_policies() carries.
-SHORT = ("DEFAULT_LEASE_SEC", "JOB_RETRY_BACKOFF_MS_BASE", "JOB_RETRY_BACKOFF_MS_MAX")
-EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-
-
-@pytest.fixture(scope="session")
-def installed_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The worker with its npm package, in a directory of its own."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not on this machine")
-    directory = tmp_path_factory.mktemp("node_worker")
-    for name in ("worker.js", "package.json"):
-        shutil.copy(SOURCE / name, directory)
-    done = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    if done.returncode:
-        pytest.skip(f"npm cannot install the worker's package: {done.stderr.strip()[-200:]}")
-    return directory
-
-
-@pytest.fixture
-def start_node(
-    installed_worker: Path, dsn: str, short_leases: None, start: Start
-) -> Iterator[Start]:
-    """Start the worker; the functions' leases are as short as the others'."""
-    installed.policies(connection).create(connection)
-    parts = conninfo_to_dict(dsn)
-    names = {"dbname": "PGDATABASE", "host": "PGHOST", "port": "PGPORT", "user": "PGUSER"}
-    target = {names[key]: str(value) for key, value in parts.items() if key in names}
-
-    def run(**environment: str) -> Child:
-        program = ("-c", EXEC, "node", str(installed_worker / "worker.js"), "jobs")
-        child = start(*program, **target, **{"DATABASE_URL": "", **environment})
-        assert child.answer() == "ready"
-        return child
-
-    yield run
-    with pytest.MonkeyPatch.context() as patch:
-        for name in SHORT:
-            patch.delenv(name)
-        conf.reset()
-        installed.policies(connection).create(connection)
-    conf.reset()
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
 
 
 def enqueue(sql: Sql, seconds: float = 0) -> int:
@@ -141,6 +90,29 @@ def test_a_job_whose_worker_was_killed_is_finished_by_python(
     assert events(job) == ["reaper:requeued", "job:finished"]
 
 
+def test_a_killed_workers_job_runs_on_another_long_before_its_lease_ends(
+    start_node: Start, sql: Sql, events: ReadEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRESENCE_GRACE_SEC", "0.5")
+    with override_settings(JOBREAPER={"STAGES": {"clip": {"lease": "5m"}}}):
+        functions.policies(connection).create(connection)
+    killed = start_node()
+    job = enqueue(sql, 60)
+    assert killed.answer() == f"claimed {job}"
+    other = start_node()
+    killed.freeze()
+    assert take_back_from_gone(connection) == 0
+    killed.kill()
+    assert until(lambda: take_back_from_gone(connection) == 1)
+    assert other.answer() == f"claimed {job}"
+    assert events(job) == ["job:worker_lost"]
+    other.process.send_signal(signal.SIGTERM)
+    assert other.answer() == f"released {job}"
+    assert other.process.wait(10) == 0
+    [row] = sql("TABLE jobreaper_workers")
+    assert (row["kind"], row["pid"], row["taken"]) == ("foreign", killed.pid, 1)
+
+
 def test_a_frozen_worker_cannot_finish_what_another_has_taken_over(
     start_node: Start, sql: Sql, row: ReadRow, events: ReadEvents
 ) -> None:
@@ -186,7 +158,7 @@ def test_a_lease_that_no_beat_renews_is_given_up_when_it_ends(start_node: Start,
 def test_a_job_is_given_up_at_its_deadline(start_node: Start, sql: Sql, heartbeat_sec: str) -> None:
     stages = {"clip": {"max_runtime": f"{LEASE_SEC + 1}s"}}
     with override_settings(JOBREAPER={"STAGES": stages}):
-        installed.policies(connection).create(connection)
+        functions.policies(connection).create(connection)
     node = start_node(HEARTBEAT_SEC=heartbeat_sec)
     taken = seconds_until_lost(node, enqueue(sql, 60))
     assert LEASE_SEC + 0.5 < taken < LEASE_SEC + 1.3

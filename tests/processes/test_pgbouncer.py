@@ -1,76 +1,28 @@
 """Every verb through pgbouncer in transaction mode: no session state in the protocol."""
 
-import getpass
 import json
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from jobreaper.states import EventType, Status
 from tests.processes.conftest import Ledger, ReadEvents, ReadRow, Sql, Start, beats
+from tests.processes.pgbouncer import needs_pgbouncer, pgbouncer
 from tests.waiting import until
-
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed on this machine"),
+    pytest.mark.usefixtures("transactional_db"),
+    needs_pgbouncer,
 ]
-
-# Fewer than there are clients, so that each server connection serves them in turn.
-SERVER_CONNECTIONS = 2
-
-CONFIGURATION = """
-[databases]
-* = {server}
-[pgbouncer]
-listen_addr =
-unix_socket_dir = {directory}
-auth_type = any
-pool_mode = transaction
-default_pool_size = {size}
-server_reset_query =
-"""
 
 
 @pytest.fixture
 def through_pgbouncer(dsn: str) -> Iterator[str]:
     """A DATABASE_URL that leads to the test database through pgbouncer."""
-    assert PROGRAM is not None
-    server = {"user": getpass.getuser(), **conninfo_to_dict(dsn)}
-    name = server.pop("dbname")
-    with tempfile.TemporaryDirectory(prefix="pgbouncer-") as home:
-        file = Path(home, "pgbouncer.ini")
-        file.write_text(
-            CONFIGURATION.format(
-                server=" ".join(f"{key}={value}" for key, value in server.items()),
-                directory=home,
-                size=SERVER_CONNECTIONS,
-            )
-        )
-        # pgbouncer refuses to run as root.
-        user = "nobody" if os.geteuid() == 0 else None
-        if user:
-            shutil.chown(home, user)
-        bouncer = subprocess.Popen(
-            [PROGRAM, str(file)], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            until(lambda: Path(home, ".s.PGSQL.6432").exists())
-            parts = {"host": home, "port": "6432", "user": server["user"], "dbname": name}
-            yield "postgresql:///?" + urlencode(parts, quote_via=quote)
-        finally:
-            bouncer.kill()
-            bouncer.wait()
+    with pgbouncer(dsn, "transaction") as url:
+        yield url
 
 
 def test_the_verbs_work_through_pgbouncer_in_transaction_mode(
@@ -116,7 +68,8 @@ def test_no_timeout_of_a_pass_or_a_beat_is_left_on_a_connection_of_pgbouncers(
     assert worker.ask("claim", job) == "claimed"
     assert beats(row, job)
     assert start("manage.py", "reap", **where).process.wait(30) == 0
-    with psycopg.connect(through_pgbouncer, autocommit=True) as client:
+    # A prepared statement is one of a single server's connection.
+    with psycopg.connect(through_pgbouncer, autocommit=True, prepare_threshold=None) as client:
         for _ in range(20):
             for timeout in ("lock_timeout", "statement_timeout"):
                 assert client.execute(f"SHOW {timeout}").fetchone() == ("0",)

@@ -9,14 +9,14 @@ import psycopg
 import pytest
 
 from jobreaper import reap
-from jobreaper.reaper import LOCK_TIMEOUT_SEC
+from jobreaper.reaper.sending import LOCK_TIMEOUT_SEC
 from jobreaper.states import EventType
 from tests.processes.children import Child
 from tests.processes.conftest import ReadEvents, Row, Sql, Start
-from tests.processes.proxy import Proxy
+from tests.proxy import Proxy
 from tests.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
 
 # One to stop, and one in which a busy machine gets around to ending a process.
 STOPS_WITHIN_SEC = 2.0

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 GRACE_SEC = 6
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.usefixtures("transactional_db")]
 
 
 class Scene:

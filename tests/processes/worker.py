@@ -21,10 +21,10 @@ django.setup()
 
 from django.db import connection, transaction  # noqa: E402
 
-from jobreaper.claims import claim  # noqa: E402
 from jobreaper.exceptions import LeaseLost  # noqa: E402
-from jobreaper.leases import Lease  # noqa: E402
-from jobreaper.worker import worker_id  # noqa: E402
+from jobreaper.identity import worker_id  # noqa: E402
+from jobreaper.protocol.claim import claim  # noqa: E402
+from jobreaper.protocol.lease import Lease  # noqa: E402
 from project.media.models import Job  # noqa: E402
 from tests.processes.effects import write_effect  # noqa: E402
 
@@ -48,6 +48,13 @@ class Worker:
             return "refused"
         self.lease = lease.__enter__()
         return "claimed"
+
+    def leave_a_fork(self) -> str:
+        """Fork a process that lives on; return its id."""
+        if pid := os.fork():
+            return str(pid)
+        time.sleep(600)
+        os._exit(0)
 
     def identify(self) -> str:
         return worker_id()
