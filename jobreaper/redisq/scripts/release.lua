@@ -1,0 +1,20 @@
+-- Give an entry back to the front of its queue, unharmed, if it is still in this worker's list.
+--
+-- KEYS[1]  the worker's processing list
+-- KEYS[2]  its heartbeat key
+-- KEYS[3]  the queue
+-- ARGV[1]  the entry
+-- ARGV[2]  the run, a number of this worker's
+-- ARGV[3]  milliseconds that the heartbeat lasts
+--
+-- Returns 1, or 0 if the entry is no longer this worker's.
+
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then
+    return ended_before(KEYS[2], ARGV[2]) and 1 or 0
+end
+local refused = push_or_put_back('RPUSH', KEYS[3], ARGV[1], KEYS[1], ARGV[1])
+if refused then
+    return refused
+end
+remember_end(KEYS[2], ARGV[2], ARGV[3])
+return 1
