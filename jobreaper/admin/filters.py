@@ -1,4 +1,4 @@
-"""Filters of the admin lists. None looks for its choices in the whole table."""
+"""Filters of the admin lists. None searches the whole table for its choices."""
 
 from __future__ import annotations
 
@@ -11,35 +11,45 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from jobreaper import conf
-from jobreaper.states import EventType, LeaseState, Status, Trigger
+from jobreaper.states import (
+    EventType,
+    LeaseState,
+    Status,
+    Trigger,
+    WorkerKind,
+    WorkerState,
+)
 from jobreaper.tables import job_tables
 
 if TYPE_CHECKING:
     Rows = QuerySet[Any]
     ModelAdmin = admin.ModelAdmin[Any]
 
-# A backlog of millions is looked at no further than this for its stages.
+# At most this many rows of a backlog are searched for stages.
 SAMPLED_ROWS: Final = 10_000
 MOST_CHOICES: Final = 200
 
 
 class ValueFilter(admin.SimpleListFilter):
-    """A filter by one value, which holds also when that value is not on offer any more.
+    """A filter by one value, which also works when that value is no longer offered.
 
-    Django drops a filter that has nothing to offer: the list of a worker's jobs would become the
-    list of all jobs once that worker is done, and "select all" would mean every job there is.
+    Django drops a filter that has no choices. Then the list of a worker's jobs would become the
+    list of all jobs once that worker is done, and "select all" would select every job.
     """
 
+    # The choices, where they are always the same.
+    words: Iterable[str] = ()
+
     def offered(self, rows: Rows) -> Iterable[str]:
-        """Return the values to choose from."""
-        raise NotImplementedError
+        """Return the choices."""
+        return [str(word) for word in self.words]
 
     def having(self, rows: Rows, value: str) -> Rows:
         """Return the rows with ``value``."""
         return rows.filter(**{str(self.parameter_name): value})
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> Iterator[tuple[str, Any]]:
-        """Return the choices, the chosen one always among them."""
+        """Return the choices, which always include the selected one."""
         values = list(self.offered(model_admin.get_queryset(request)))
         chosen = self.value()
         if chosen is not None and chosen not in values:
@@ -47,7 +57,7 @@ class ValueFilter(admin.SimpleListFilter):
         return ((value, value or _("(none)")) for value in values)
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        """Return the rows with the chosen value, all where none is chosen."""
+        """Return the rows with the selected value, or all rows if none is selected."""
         value = self.value()
         return queryset if value is None else self.having(queryset, value)
 
@@ -57,51 +67,81 @@ class StatusFilter(ValueFilter):
 
     title = _("status")
     parameter_name = "status"
-
-    def offered(self, rows: Rows) -> Iterable[str]:
-        """Return every status."""
-        return [status.value for status in Status]
+    words = Status
 
 
 class StageFilter(ValueFilter):
-    """Jobs by stage, among the stages that have a policy and those of unfinished jobs."""
+    """Jobs by stage: the stages that have a policy, and those of unfinished jobs."""
 
     title = _("stage")
     parameter_name = "stage"
 
     def offered(self, rows: Rows) -> Iterable[str]:
-        """Return the configured stages and what the two partial indexes lead to."""
-        # Sorted as the indexes are: otherwise PostgreSQL may take a few unfinished jobs from the
-        # end of a large table by reading all of it.
-        running, queued = (
-            rows.filter(status=status).order_by(*order).values_list("stage", flat=True)
-            for status, order in (
-                (Status.PROCESSING, ["lease_expires_at"]),
-                (Status.QUEUED, ["next_earliest_run_at", "pk"]),
-            )
-        )
-        unfinished = running[:SAMPLED_ROWS].union(queued[:SAMPLED_ROWS])
-        found = {stage or "" for stage in unfinished[:MOST_CHOICES]}
-        return sorted(found.union(conf.settings().stages))
+        """Return the configured stages and those of unfinished jobs."""
+        return sorted(_of_unfinished(rows, "stage").union(conf.settings().stages))
 
     def having(self, rows: Rows, value: str) -> Rows:
-        """Return the rows of that stage; a job without one has the stage ``""``."""
+        """Return the rows of that stage. A job without a stage has the stage ``""``."""
         return rows.filter(Q(stage=value) if value else Q(stage=None) | Q(stage=""))
 
 
+class QueueFilter(ValueFilter):
+    """Jobs by queue: those that have a limit, and those of unfinished jobs."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def offered(self, rows: Rows) -> Iterable[str]:
+        """Return the limited queues and those of unfinished jobs."""
+        return sorted(_of_unfinished(rows, "queue").union(conf.settings().queues))
+
+
+def _of_unfinished(rows: Rows, field: str) -> set[str]:
+    """Return the values of a field in the rows that the two partial indexes contain."""
+    # Sorted like the indexes. Otherwise, PostgreSQL may read a large table to find a few unfinished
+    # jobs at its end.
+    running, queued = (
+        rows.filter(status=status).order_by(*order).values_list(field, flat=True)
+        for status, order in (
+            (Status.PROCESSING, ["lease_expires_at"]),
+            (Status.QUEUED, ["next_earliest_run_at", "pk"]),
+        )
+    )
+    unfinished = running[:SAMPLED_ROWS].union(queued[:SAMPLED_ROWS])
+    return {value or "" for value in unfinished[:MOST_CHOICES]}
+
+
 class LeaseFilter(ValueFilter):
-    """Running jobs by the state of their lease."""
+    """Running jobs by the state of their leases."""
 
     title = _("lease")
     parameter_name = "lease"
-
-    def offered(self, rows: Rows) -> Iterable[str]:
-        """Return every lease state."""
-        return [state.value for state in LeaseState]
+    words = LeaseState
 
     def having(self, rows: Rows, value: str) -> Rows:
         """Return the running jobs whose lease is in that state."""
         return rows.filter(status=Status.PROCESSING, lease_state=value)
+
+
+class ErrorFilter(ValueFilter):
+    """Failed jobs by error. It offers nothing by itself: the groups above the list do."""
+
+    title = _("error")
+    parameter_name = "error"
+
+    def offered(self, rows: Rows) -> Iterable[str]:
+        """Return no choice beside the selected one."""
+        return ()
+
+    def having(self, rows: Rows, value: str) -> Rows:
+        """Return the failed jobs with that code. A job without a code has the code ``""``."""
+        code = Q(fail_code=value) if value else Q(fail_code=None) | Q(fail_code="")
+        return rows.filter(code, status=Status.FAILED)
+
+
+def held(rows: Rows) -> Rows:
+    """Return the running jobs that a worker holds, in no order."""
+    return rows.filter(status=Status.PROCESSING).exclude(locked_by=None).order_by()
 
 
 class WorkerFilter(ValueFilter):
@@ -112,8 +152,7 @@ class WorkerFilter(ValueFilter):
 
     def offered(self, rows: Rows) -> Iterable[str]:
         """Return the workers of the running jobs."""
-        running = rows.filter(status=Status.PROCESSING).exclude(locked_by=None).order_by()
-        workers = running.values_list("locked_by", flat=True)
+        workers = held(rows).values_list("locked_by", flat=True)
         return sorted(workers.distinct()[:MOST_CHOICES])
 
     def having(self, rows: Rows, value: str) -> Rows:
@@ -121,15 +160,28 @@ class WorkerFilter(ValueFilter):
         return rows.filter(status=Status.PROCESSING, locked_by=value)
 
 
+class WorkerStateFilter(ValueFilter):
+    """Workers by how they stand."""
+
+    title = _("state")
+    parameter_name = "state"
+    words = WorkerState
+
+
+class KindFilter(ValueFilter):
+    """Workers by what their process is."""
+
+    title = _("kind")
+    parameter_name = "kind"
+    words = WorkerKind
+
+
 class EventTypeFilter(ValueFilter):
     """Events by type."""
 
     title = _("type")
     parameter_name = "type"
-
-    def offered(self, rows: Rows) -> Iterable[str]:
-        """Return every event type."""
-        return [event_type.value for event_type in EventType]
+    words = EventType
 
 
 class TableFilter(ValueFilter):
@@ -139,12 +191,12 @@ class TableFilter(ValueFilter):
     parameter_name = "table"
 
     def offered(self, rows: Rows) -> Iterable[str]:
-        """Return the names of the job tables."""
-        return [table.name for table in job_tables()]
+        """Return the names of the job tables in the same database."""
+        return [table.name for table in job_tables() if table.alias == rows.db]
 
 
 class PassTableFilter(TableFilter):
-    """Passes that went over a job table."""
+    """Passes over a job table."""
 
     def having(self, rows: Rows, value: str) -> Rows:
         """Return the passes with counts for that table."""
@@ -152,18 +204,15 @@ class PassTableFilter(TableFilter):
 
 
 class TriggerFilter(ValueFilter):
-    """Passes by who asked for them."""
+    """Passes by trigger."""
 
     title = _("trigger")
     parameter_name = "trigger"
-
-    def offered(self, rows: Rows) -> Iterable[str]:
-        """Return every trigger."""
-        return [trigger.value for trigger in Trigger]
+    words = Trigger
 
 
 class OutcomeFilter(ValueFilter):
-    """Passes by what came of them."""
+    """Passes by result."""
 
     title = _("outcome")
     parameter_name = "outcome"
@@ -174,10 +223,7 @@ class OutcomeFilter(ValueFilter):
         "held": Q(held=True),
         "error": ~Q(error=None),
     }
-
-    def offered(self, rows: Rows) -> Iterable[str]:
-        """Return every outcome."""
-        return self.OUTCOMES
+    words = OUTCOMES
 
     def having(self, rows: Rows, value: str) -> Rows:
         """Return the passes with that outcome."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.checks import ModelAdminChecks
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import label_for_field
 from django.contrib.admin.widgets import AdminTextInputWidget
-from django.core.checks import CheckMessage, Error
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models, transaction
 from django.db.models.functions import Now
@@ -18,47 +18,46 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from jobreaper.admin.filters import LeaseFilter, StageFilter, StatusFilter, WorkerFilter
+from jobreaper import values
+from jobreaper.admin.checks import LeasedJobAdminChecks
+from jobreaper.admin.errors import error_groups, wants_groups
+from jobreaper.admin.fields import NotNullJSONField, StorableJSONField
+from jobreaper.admin.filters import (
+    ErrorFilter,
+    LeaseFilter,
+    StageFilter,
+    StatusFilter,
+    WorkerFilter,
+)
+from jobreaper.admin.job_page import bars, explanation_of, links, shown_parts
+from jobreaper.admin.keys import FILTERS, key_in_events, key_of, list_filters
 from jobreaper.admin.large import LargeTableAdmin
+from jobreaper.admin.permissions import may
+from jobreaper.admin.readable import unread_fields
 from jobreaper.admin.timeline import events_url, timeline
-from jobreaper.admin.times import fields_out_of_range
 from jobreaper.admin.verbs import (
     CANCEL,
     FAIL,
     FROM_JOB_PAGE,
     REQUEUE,
+    RUN_NOW,
     VERBS,
+    Verb,
     ask_then_change,
 )
 from jobreaper.admin.words import badge, between, shortened
-from jobreaper.base import PROTOCOL_COLUMNS, PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
-from jobreaper.jobtable import OWN_WORDS
-from jobreaper.models import Digest, Job
-from jobreaper.pauses import is_paused
-from jobreaper.queue import enqueue_many
-from jobreaper.runs import has_handler
-from jobreaper.states import Dedupe, LeaseState, Status
+from jobreaper.base import PROTOCOL_FIELDS, LeasedJobQuerySet, own_field_names
+from jobreaper.control.pauses import is_paused
+from jobreaper.states import LeaseState, Status
 from jobreaper.tables import table_of
 
-if TYPE_CHECKING:
-    JobModelForm = forms.ModelForm[Job]
-else:
-    JobModelForm = forms.ModelForm
+# What is said of a job in the counters' and the pauses' indexes.
+NAMES: Final = ("stage", "type", "queue", "org_id")
 
-# What a form says of a new job and enqueue() takes.
-ENQUEUED_FIELDS: Final = (
-    "type",
-    "payload",
-    "org_id",
-    "stage",
-    "max_attempts",
-    "priority",
-    "dedupe_key",
-)
+# What a job's page begins with.
+STATE: Final = ("status_badge", "stage", "lease", "locked_by", "attempts", "next_run", "trouble")
 
-UNFINISHED: Final = (Status.QUEUED, Status.PROCESSING)
-
-# The protocol's fields as a job's page lays them out, a line each.
+# The layout of the protocol's fields on a job's page, one entry per line.
 LEASE_LINES: Final = (
     ("status", "lease", "locked_by"),
     ("claimed_at", "last_heartbeat_at", "lease_expires_at", "deadline_at"),
@@ -68,48 +67,27 @@ LEASE_LINES: Final = (
 )
 
 
-class NotNullJSONField(forms.JSONField):
-    """Takes ``{}`` for a value, and nothing at all for a mistake: Django's own does the reverse."""
+def _action(verb: Verb, description: Any) -> Any:
+    @admin.action(permissions=["change"], description=description)
+    def ask(self: Any, request: HttpRequest, queryset: models.QuerySet[Any]) -> HttpResponse | None:
+        """Change the jobs, after a confirmation."""
+        return ask_then_change(self, request, queryset, verb)
 
-    empty_values: Any = [None]
-
-
-class LeasedJobAdminChecks(ModelAdminChecks):
-    """Django's checks, where the model is one that the pages can show."""
-
-    def check(self, admin_obj: Any, **kwargs: Any) -> list[CheckMessage]:
-        """Report E008: the model has not a ``LeasedJob``'s fields and words."""
-        model = admin_obj.model
-        names = {field.name for field in model._meta.concrete_fields}
-        missing = [name for name in PROTOCOL_COLUMNS if name not in names]
-        if missing:
-            problem = f"has no field {', '.join(missing)}"
-        elif table_of(model).words != OWN_WORDS:
-            problem = "has words of its own for the status"
-        else:
-            return super().check(admin_obj, **kwargs)
-        return [
-            Error(
-                f"{model._meta.label} {problem}, so {type(admin_obj).__name__} cannot show it.",
-                hint="Use Django's ModelAdmin for it. See docs/checks.md#e008",
-                obj=type(admin_obj),
-                id="jobreaper.E008",
-            )
-        ]
+    return ask
 
 
 class LeasedJobAdmin(LargeTableAdmin):
-    """The admin of a ``LeasedJob``. Subclass it for your own job tables: adopted ones too, where
-    their fields and words are those of a ``LeasedJob``.
+    """The admin of a ``LeasedJob``. Subclass it for your own job tables, including adopted ones
+    that have the fields and words of a ``LeasedJob``.
 
-    The list shows how each lease stands, filters by status, stage, lease and worker, finds a job by
-    its exact id, and stays quick on tables of many millions of rows: it never counts or sorts the
-    whole table. A job's page shows the fields of the protocol read-only and the job's events as a
-    timeline. Whoever may change jobs may also requeue, fail and cancel them.
+    The list shows the state of each lease, filters by status, stage, lease and worker, finds a job
+    by its exact id, and stays fast in tables with many millions of rows: it never counts or sorts
+    the whole table. A job's page shows the protocol's fields read-only, and the job's events as a
+    timeline. Users who may change jobs may also requeue, fail and cancel them.
 
-    Add to ``list_display`` and ``list_filter`` what your table has besides; a filter by a field
-    without choices looks for them in the whole table. Fields you list in ``fields`` or
-    ``fieldsets`` replace the page's own layout.
+    Add your own fields to ``list_display`` and ``list_filter``. A filter by a field without choices
+    searches the whole table for its values. Fields that you list in ``fields`` or ``fieldsets``
+    replace the page's own layout.
     """
 
     checks_class = LeasedJobAdminChecks
@@ -123,20 +101,33 @@ class LeasedJobAdmin(LargeTableAdmin):
         "next_run",
         "trouble",
     )
-    list_filter: ClassVar[Any] = (StatusFilter, LeaseFilter, StageFilter, WorkerFilter)
+    list_filter: ClassVar[Any] = (StatusFilter, LeaseFilter, StageFilter, WorkerFilter, ErrorFilter)
     search_fields: ClassVar[Any] = ("pk",)
     search_help_text = gettext_lazy("A job's exact id.")
     change_form_template = "admin/jobreaper/job.html"
-    actions: Any = (REQUEUE.action, FAIL.action, CANCEL.action)
+    actions: Any = tuple(verb.action for verb in VERBS)
+
+    def database(self, request: HttpRequest) -> str:
+        """Return the database that workers and the reaper write."""
+        return table_of(self.model).alias
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
         """Return the jobs with the state of their lease, the database's time, and whether they are
         paused.
         """
-        # Called this way it works for a model whose manager is not a LeasedJobQuerySet's.
+        # Called in this way, it also works if the model's manager is not from a LeasedJobQuerySet.
         jobs: Any = super().get_queryset(request)
         paused = models.Case(models.When(is_paused(table_of(self.model)), then=True), default=False)
         return LeasedJobQuerySet.with_lease_state(jobs).annotate(seen_at=Now(), is_paused=paused)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        """Show the list; above failed jobs, how many there are of each error."""
+        more = dict(extra_context or {})
+        if request.method == "GET" and wants_groups(request):
+            more["errors"] = error_groups(self, request)
+        return super().changelist_view(request, more)
 
     def get_search_results(
         self, request: HttpRequest, queryset: models.QuerySet[Any], search_term: str
@@ -144,11 +135,11 @@ class LeasedJobAdmin(LargeTableAdmin):
         """Return the job with exactly this id."""
         if not search_term.strip():
             return queryset, False
-        try:
-            pk = self.opts.pk.to_python(search_term.strip())
-        except ValidationError:
-            return queryset.none(), False
-        return queryset.filter(pk=pk), False
+        keys = []
+        for term in {search_term, search_term.strip()}:
+            with suppress(ValidationError, ValueError, TypeError):
+                keys.append(key_of(self.opts.pk, term))
+        return (queryset.filter(pk__in=keys) if keys else queryset.none()), False
 
     # The list
 
@@ -159,13 +150,13 @@ class LeasedJobAdmin(LargeTableAdmin):
 
     @admin.display(description=gettext_lazy("status"))
     def status_badge(self, job: Any) -> Any:
-        """The status, coloured where it is an end."""
+        """The status, in color if the job has ended."""
         tones = {Status.SUCCESS: "good", Status.FAILED: "bad"}
         return badge(job.status, tones[job.status]) if job.status in tones else job.status
 
     @admin.display(description=gettext_lazy("lease"))
     def lease(self, job: Any) -> SafeString:
-        """How the lease stands, by the database's clock, in a word and a note."""
+        """The state of the lease, by the database's clock, as a word and a note."""
         if not job.lease_state:
             return self.get_empty_value_display()
         state = LeaseState(job.lease_state)
@@ -181,12 +172,12 @@ class LeasedJobAdmin(LargeTableAdmin):
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts(self, job: Any) -> str:
-        """Attempts started, of those allowed."""
+        """Attempts started and attempts allowed."""
         return f"{job.attempt_count} / {job.max_attempts}"
 
     @admin.display(description=gettext_lazy("not before"), empty_value="-")
     def next_run(self, job: Any) -> str | None:
-        """What a queued job waits for: that it is resumed, or its time where that is to come."""
+        """What a queued job waits for: the end of a pause, or its due time."""
         due = job.next_earliest_run_at
         if job.status != Status.QUEUED:
             return None
@@ -200,7 +191,7 @@ class LeasedJobAdmin(LargeTableAdmin):
 
     @admin.display(description=gettext_lazy("last failure"), empty_value="-")
     def trouble(self, job: Any) -> str | None:
-        """Why the last attempt ended badly."""
+        """Why the last attempt failed."""
         said = [str(text) for text in (job.fail_code, job.fail_reason) if text]
         return shortened(": ".join(said)) if said else None
 
@@ -209,20 +200,22 @@ class LeasedJobAdmin(LargeTableAdmin):
     def formfield_for_dbfield(
         self, db_field: models.Field[Any, Any], request: HttpRequest, **kwargs: Any
     ) -> Any:
-        """Return the form field. A text left empty is NULL where the column allows it, and JSON
-        left empty is an error where the column does not allow NULL.
+        """Return the form field. An empty text becomes NULL if the column allows it. Empty JSON is
+        an error if the column does not allow NULL.
         """
         if isinstance(db_field, models.TextField) and db_field.null:
             kwargs["empty_value"] = None
-        if isinstance(db_field, models.JSONField) and not db_field.null:
-            kwargs["form_class"] = NotNullJSONField
+        if isinstance(db_field, models.JSONField):
+            kwargs["form_class"] = StorableJSONField if db_field.null else NotNullJSONField
+        if db_field.name in NAMES and isinstance(db_field, models.TextField):
+            kwargs["max_length"] = values.LONGEST_NAME
         if db_field.name == "stage":
             kwargs["widget"] = AdminTextInputWidget
         return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[Any, ...]:
-        """Return what no form may write: the protocol's fields, the key, what is not editable, and
-        times that a form cannot hold.
+        """Return the fields that no form may write: the protocol's fields, the key, fields that are
+        not editable, and times that a form cannot represent.
         """
         fixed = [
             field.name
@@ -231,7 +224,7 @@ class LeasedJobAdmin(LargeTableAdmin):
             or (obj is not None and (field.primary_key or not field.editable))
         ]
         if obj is not None:
-            fixed += fields_out_of_range(obj).difference(fixed)
+            fixed += unread_fields(obj).difference(fixed)
         return (*super().get_readonly_fields(request, obj), *fixed, "lease")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -243,10 +236,12 @@ class LeasedJobAdmin(LargeTableAdmin):
             for name in self.get_fields(request, obj)
             if name not in PROTOCOL_FIELDS and name != "lease"
         ]
-        lease = (
-            [] if obj is None else [(_("Lease"), {"fields": LEASE_LINES, "classes": ["jr-lease"]})]
-        )
-        return [(None, {"fields": own}), *lease]
+        if obj is None:
+            return [(None, {"fields": own})]
+        return [
+            (_("Fields"), {"fields": own, "classes": ["collapse"]}),
+            (_("Lease"), {"fields": LEASE_LINES, "classes": ["jr-lease", "collapse"]}),
+        ]
 
     def render_change_form(
         self,
@@ -260,63 +255,62 @@ class LeasedJobAdmin(LargeTableAdmin):
         """Add the timeline, and a button for each verb that applies and is allowed."""
         if obj is not None:
             table = table_of(self.model)
-            allowed = self.get_actions(request)
+            allowed = self.get_actions(request) if may(self, request, "change", obj) else {}
+            job_id = key_in_events(table, obj.pk)
+            explained = explanation_of(obj)
+            drawn = bars(explained, obj.seen_at, self.admin_site, request) if explained else []
             context |= {
-                "timeline": timeline(table, obj.pk),
-                "events_url": events_url(self.admin_site, request, table, obj.pk),
+                "explained": explained,
+                "bars": drawn,
+                "bar_parts": shown_parts(drawn),
+                "around": links(self, request, obj),
+                "state": self._state(obj),
+                "timeline": timeline(table, job_id),
+                "events_url": events_url(self.admin_site, request, table, job_id),
                 "verbs": [
-                    verb for verb in VERBS if verb.action in allowed and obj.status in verb.sources
+                    verb for verb in VERBS if verb.action in allowed and verb.applies_to(obj)
                 ],
-                "action_checkbox_name": ACTION_CHECKBOX_NAME,
-                "from_job_page": FROM_JOB_PAGE,
+                "posted": {
+                    ACTION_CHECKBOX_NAME: str(obj.pk),
+                    FROM_JOB_PAGE: "1",
+                    FILTERS: list_filters(request),
+                },
             }
         return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def _state(self, job: Any) -> list[tuple[Any, Any]]:
+        """Return how a job stands, as labels and values: what the list has of it in its columns."""
+        shown = []
+        for name in STATE:
+            value = getattr(self, name)(job) if hasattr(self, name) else getattr(job, name)
+            if value not in (None, "", self.get_empty_value_display()):
+                shown.append((label_for_field(name, self.model, self), value))
+        return shown
 
     def save_model(
         self, request: HttpRequest, obj: Any, form: forms.ModelForm[Any], change: bool
     ) -> None:
-        """Save a job and leave the protocol's fields alone: a worker may have claimed it since it
-        was read, and that lease must not be written over.
+        """Save a job, but not the protocol's fields: a worker may have claimed the job since it was
+        read, and its lease must not be overwritten.
         """
         if change:
-            left = fields_out_of_range(obj)
+            left = unread_fields(obj)
             obj.save(update_fields=[n for n in own_field_names(self.model) if n not in left])
         else:
             super().save_model(request, obj, form, change)
 
     # Operators' verbs
 
-    @admin.action(
-        permissions=["change"], description=gettext_lazy("Requeue selected %(verbose_name_plural)s")
-    )
-    def requeue_jobs(
-        self, request: HttpRequest, queryset: models.QuerySet[Any]
-    ) -> HttpResponse | None:
-        """Give the jobs back to the queue, after asking."""
-        return ask_then_change(self, request, queryset, REQUEUE)
+    requeue_jobs = _action(REQUEUE, gettext_lazy("Requeue selected %(verbose_name_plural)s"))
+    run_jobs_now = _action(RUN_NOW, gettext_lazy("Run selected %(verbose_name_plural)s now"))
+    fail_jobs = _action(FAIL, gettext_lazy("Fail selected %(verbose_name_plural)s"))
+    cancel_jobs = _action(CANCEL, gettext_lazy("Cancel selected %(verbose_name_plural)s"))
 
-    @admin.action(
-        permissions=["change"], description=gettext_lazy("Fail selected %(verbose_name_plural)s")
-    )
-    def fail_jobs(
-        self, request: HttpRequest, queryset: models.QuerySet[Any]
-    ) -> HttpResponse | None:
-        """Fail the jobs for good, after asking."""
-        return ask_then_change(self, request, queryset, FAIL)
-
-    @admin.action(
-        permissions=["change"], description=gettext_lazy("Cancel selected %(verbose_name_plural)s")
-    )
-    def cancel_jobs(
-        self, request: HttpRequest, queryset: models.QuerySet[Any]
-    ) -> HttpResponse | None:
-        """Cancel the jobs, after asking."""
-        return ask_then_change(self, request, queryset, CANCEL)
-
-    # Deleting. A worker would go on with a job that is gone: a running one is cancelled first.
+    # Deleting. A worker would continue with a job that no longer exists, so a running job has to be
+    # cancelled first.
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Return what Django would delete, and the running jobs that stand in the way."""
+        """Return what Django would delete, and the running jobs that prevent it."""
         to_delete, counts, perms_needed, protected = super().get_deleted_objects(objs, request)
         running = [
             _("%(job)s, which is processing: cancel it first") % {"job": job}
@@ -326,7 +320,7 @@ class LeasedJobAdmin(LargeTableAdmin):
         return to_delete, counts, perms_needed, [*protected, *running]
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete a job, unless a worker has claimed it since the page that asked.
+        """Delete a job, unless a worker has claimed it since the confirmation page.
 
         Raises:
             PermissionDenied: it has.
@@ -337,7 +331,7 @@ class LeasedJobAdmin(LargeTableAdmin):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: models.QuerySet[Any]) -> None:
-        """Delete jobs, except those that a worker has claimed since the page that asked."""
+        """Delete jobs, except those that a worker has claimed since the confirmation page."""
         number = len(queryset)
         with transaction.atomic(using=table_of(self.model).alias):
             pks = self._locked(queryset)
@@ -351,75 +345,8 @@ class LeasedJobAdmin(LargeTableAdmin):
             self.message_user(request, said % {"number": number - len(pks)}, messages.WARNING)
 
     def _locked(self, jobs: models.QuerySet[Any]) -> list[Any]:
-        """Lock those of the jobs that are not running, so that none can be claimed meanwhile, and
-        return their keys.
+        """Lock the jobs that are not running, so that none can be claimed meanwhile, and return
+        their keys.
         """
         idle = jobs.using(table_of(self.model).alias).exclude(status=Status.PROCESSING)
         return list(idle.select_for_update(skip_locked=True).values_list("pk", flat=True))
-
-
-class JobForm(JobModelForm):
-    """A job of the ready-made table."""
-
-    def clean_max_attempts(self) -> int:
-        """Return the attempts, which are at least one where the job is new."""
-        most: int = self.cleaned_data["max_attempts"]
-        if self.instance._state.adding and most < 1:
-            raise ValidationError(_("A new job needs at least one attempt."))
-        return most
-
-    def clean_dedupe_key(self) -> str | None:
-        """Return the key, unless another live job has it: Django does not look, since the status
-        is in no form.
-        """
-        key: str | None = self.cleaned_data["dedupe_key"]
-        others = Job.objects.exclude(pk=self.instance.pk).filter(status__in=UNFINISHED)
-        # By its digest it is found in the index.
-        by_digest = others.alias(digest=Digest("dedupe_key"))
-        same = by_digest.filter(digest=Digest(models.Value(key))).filter(dedupe_key=key)
-        if key is not None and self.instance.status in UNFINISHED and same.exists():
-            raise ValidationError(_("A queued or processing job has this key."))
-        return key
-
-
-@admin.register(Job)
-class JobAdmin(LeasedJobAdmin):
-    """The ready-made job table."""
-
-    form = JobForm
-    list_display = ("job", "type", *LeasedJobAdmin.list_display[1:], "org_id")
-    formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
-
-    def save_model(
-        self, request: HttpRequest, obj: Any, form: forms.ModelForm[Any], change: bool
-    ) -> None:
-        """Save a job as any other is saved, and make a new one as ``enqueue()`` does: due now, with
-        its event and a word to the workers.
-
-        Raises:
-            PermissionDenied: a job with its key was made since the form was checked.
-        """
-        if change:
-            super().save_model(request, obj, form, change)
-            return
-        made = enqueue_many(
-            [{name: getattr(obj, name) for name in ENQUEUED_FIELDS}],
-            dedupe=None if obj.dedupe_key is None else Dedupe.SKIP,
-        )
-        if not made.ids:
-            raise PermissionDenied("a queued or processing job has this key")
-        expected_ms = obj.expected_duration_ms
-        [obj.pk] = made.ids
-        obj.refresh_from_db(using=table_of(Job).alias)
-        obj._state.adding = False
-        if expected_ms is not None:
-            obj.expected_duration_ms = expected_ms
-            obj.save(update_fields=["expected_duration_ms"])
-
-    @admin.display(description=gettext_lazy("not before"), empty_value="-")
-    def next_run(self, job: Any) -> str | None:
-        """What a queued job waits for; that may be a handler."""
-        waits_for = super().next_run(job)
-        if waits_for is None and job.status == Status.QUEUED and not has_handler(job):
-            return _("no handler")
-        return waits_for

@@ -1,7 +1,8 @@
-"""Admin lists over tables of many millions of rows: nothing here reads a whole table."""
+"""Admin lists for tables with many millions of rows. Nothing here reads a whole table."""
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -9,30 +10,28 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db import connections, models
+from django.db import DataError, connections, models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from jobreaper import sql
-from jobreaper.admin.times import with_any_time
+from jobreaper.admin.databases import RecordAdmin
+from jobreaper.admin.refusals import RefusalsInWords
 from jobreaper.db import fetch
 
 if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
     AnyPaginator = Paginator[Any]
 else:
-    ModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-# Counting this many rows takes milliseconds; paging further back than this finds nothing that a
-# filter would not find sooner.
+# Counting this many rows takes milliseconds. A filter finds older rows faster than paging does.
 COUNTED_ROWS: Final = 10_000
 
 
 class RoughCount(int):
-    """A number of rows that was not counted to the end. Django prints it in words wherever it shows
-    how many rows a list has.
+    """A number of rows that was not counted completely. Django prints its words wherever it shows
+    the number of rows of a list.
     """
 
     def __new__(cls, number: int, words: str) -> RoughCount:
@@ -47,7 +46,7 @@ class RoughCount(int):
 
 
 def count(rows: models.QuerySet[Any]) -> int:
-    """Return how many rows there are: exactly up to ``COUNTED_ROWS``, roughly beyond."""
+    """Return the number of rows, which is exact up to ``COUNTED_ROWS`` and an estimate beyond."""
     counted = rows.order_by().values("pk")[: COUNTED_ROWS + 1].count()
     if counted <= COUNTED_ROWS:
         return counted
@@ -65,20 +64,20 @@ def _estimate(rows: models.QuerySet[Any]) -> int:
 
 
 class LargeTablePaginator(AnyPaginator):
-    """Counts no further than ``COUNTED_ROWS`` and offers no page beyond: an OFFSET of millions
-    reads millions of rows.
+    """Counts up to ``COUNTED_ROWS`` and offers no page beyond, because an OFFSET of millions reads
+    millions of rows.
     """
 
     object_list: models.QuerySet[Any]
 
     @cached_property
     def count(self) -> int:
-        """How many rows there are, roughly where they are many."""
+        """The number of rows, estimated if there are many."""
         return count(self.object_list)
 
     @cached_property
     def num_pages(self) -> int:
-        """How many pages can be opened."""
+        """The number of pages that can be opened."""
         return min(super().num_pages, ceil(COUNTED_ROWS / self.per_page))
 
     @property
@@ -88,24 +87,36 @@ class LargeTablePaginator(AnyPaginator):
 
 
 class LargeTableChangeList(ChangeList):
-    """Sorts by what ``sortable_by`` allows. Django hides the other columns' links only, and sorts
-    the whole table by any column named in the address.
+    """Sorts only by the columns in ``sortable_by``. Django only hides the links of the other
+    columns, and sorts the whole table by any column in the URL.
     """
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Return the filters, of which none may ask for a text that cannot be in the database."""
+        """Return the filters. None of them may ask for a text that the database cannot contain."""
         if any("\x00" in value for _, values in request.GET.lists() for value in values):
             raise IncorrectLookupParameters("PostgreSQL has no text with NUL in it")
         return super().get_filters(request)
 
+    def get_results(self, request: HttpRequest) -> None:
+        """Find the rows, unless the address asks for what no row can have."""
+        find = partial(super().get_results, request)
+        if not request.GET:
+            find()
+            return
+        asked: Any = self.model_admin
+        try:
+            asked.undone_if_refused(request, find)
+        except (DataError, ValueError, OverflowError) as error:
+            raise IncorrectLookupParameters(str(error)) from error
+
     def get_ordering_field(self, field_name: Any) -> Any:
-        """Return what to sort by for a column, ``None`` where it is not to be sorted by."""
+        """Return what to sort by for a column, or ``None`` if it is not sortable."""
         sortable = field_name in (self.sortable_by or ())
         return super().get_ordering_field(field_name) if sortable else None
 
 
-class LargeTableAdmin(ModelAdmin):
-    """Lists in the order of the primary key, the last one first, without counting the table."""
+class LargeTableAdmin(RefusalsInWords):
+    """Lists rows by descending primary key, without counting the table."""
 
     ordering = ("-pk",)
     sortable_by: ClassVar[Any] = ()
@@ -117,17 +128,13 @@ class LargeTableAdmin(ModelAdmin):
     class Media:
         css = {"all": ["jobreaper/admin.css"]}
 
-    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        """Return the rows; a time that Python cannot hold is a text in them."""
-        return with_any_time(super().get_queryset(request))
-
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list class that keeps to ``sortable_by``."""
+        """Return the list class that respects ``sortable_by``."""
         return LargeTableChangeList
 
 
-class ReadOnlyAdmin(LargeTableAdmin):
-    """For what is on record: to be read, and changed by nobody."""
+class ReadOnlyAdmin(RecordAdmin, LargeTableAdmin):
+    """For records, which can be read but not changed."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return ``False``, for superusers too."""

@@ -19,7 +19,7 @@ _VERBS: Final = ("requeued", "failed")
 
 @admin.register(ReaperPass)
 class ReaperPassAdmin(ReadOnlyAdmin):
-    """Every pass that is on record, newest first."""
+    """All recorded passes, newest first."""
 
     list_display = ("when", "took", "trigger", "reaper", "by_table", "outcome")
     list_filter = (OutcomeFilter, TriggerFilter, PassTableFilter)
@@ -46,8 +46,8 @@ class ReaperPassAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("jobs by table"))
     def by_table(self, run: ReaperPass) -> str:
-        """What was done to each table; tables with nothing to do are left out. Whatever a foreign
-        writer put there in place of counts is shown as text.
+        """What the pass did to each table, without tables with nothing to do. Anything other than
+        counts, from a foreign writer, is shown as text.
         """
         if not isinstance(run.counts, dict):
             return shortened(run.counts)
@@ -65,7 +65,7 @@ class ReaperPassAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: ReaperPass) -> SafeString:
-        """What came of it, and why where nothing did."""
+        """The result, and the reason if there is none."""
         if run.error is not None:
             return badge("error", "bad", shortened(run.error))
         if run.held:

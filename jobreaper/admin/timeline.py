@@ -1,4 +1,4 @@
-"""JobEvents in words: what happened, by whom, why, and how long after the event before."""
+"""JobEvents in words: what happened, by whom, why, and how long after the previous event."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from functools import cached_property
 from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
 from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from jobreaper.admin.times import with_any_time
+from jobreaper.admin.databases import DATABASE, databases
+from jobreaper.admin.readable import Unread, with_any_value
 from jobreaper.admin.words import badge, duration, milliseconds, moment, shortened, timestamp
 from jobreaper.db import LONGEST_TEXT
 from jobreaper.models import JobEvent
 from jobreaper.states import EventType
-from jobreaper.tables import JobTable, job_tables
+from jobreaper.tables import JobTable
 
 SHOWN_EVENTS: Final = 100
 
@@ -46,12 +45,13 @@ _WHAT: Final[dict[str, tuple[Any, str]]] = {
         "late",
     ),
     EventType.JOB_TRACED: (_("The attempt began as part of a trace"), "plain"),
+    EventType.ADMIN_RUN_NOW: (_("An operator made the job due at once"), "plain"),
     EventType.ADMIN_REQUEUED: (_("An operator gave the job back to the queue"), "plain"),
     EventType.ADMIN_FAILED: (_("An operator failed the job"), "bad"),
     EventType.ADMIN_CANCELLED: (_("An operator cancelled the job"), "plain"),
 }
 
-# Which detail names the one who acted, by the part of the type before its colon.
+# The detail that names who acted, by the part of the type before its colon.
 _ACTORS: Final = {"reaper": "reaper", "job": "locked_by", "admin": "by"}
 
 _FACTS: Final[dict[str, tuple[Any, Callable[[object], str]]]] = {
@@ -74,9 +74,9 @@ _FACTS: Final[dict[str, tuple[Any, Callable[[object], str]]]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One event in words, and the time (aware) of the event before it where there is one.
+    """One event in words, and the (aware) time of the previous event if there is one.
 
-    Whatever a foreign writer put into an event is shown as text.
+    Anything unexpected from a foreign writer is shown as text.
     """
 
     event: JobEvent
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def what(self) -> Any:
-        """What happened, in a sentence; the bare type where that is none of this package's."""
+        """What happened, in a sentence, or the bare type if it is not from this package."""
         return _WHAT.get(self.event.type or "", (self.event.type or _("(no type)"), ""))[0]
 
     @property
@@ -94,7 +94,7 @@ class Entry:
 
     @property
     def type_badge(self) -> SafeString:
-        """The type on its tone."""
+        """The type as a badge in its tone."""
         return badge(shortened(self.event.type or _("(no type)")), self.tone)
 
     @property
@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def after(self) -> str:
-        """How long after the event before."""
+        """How long after the previous event."""
         at, before = self.event.at, self.previous
         if isinstance(at, datetime) and isinstance(before, datetime):
             return duration(at - before)
@@ -112,7 +112,7 @@ class Entry:
 
     @property
     def who(self) -> str:
-        """Who acted: a reaper, a worker or an operator. Empty where the event does not say."""
+        """Who acted: a reaper, a worker or an operator. Empty if the event does not say."""
         return shortened(self.event.details.get(self._actor) or "")
 
     @property
@@ -121,7 +121,7 @@ class Entry:
 
     @cached_property
     def facts(self) -> list[tuple[Any, str]]:
-        """What else is known, as labels and values."""
+        """Other facts, as labels and values."""
         details = self.event.details
         return [
             (label, shown(details[name]))
@@ -130,31 +130,38 @@ class Entry:
         ]
 
     @property
+    def traceback(self) -> str:
+        """The traceback of the exception with which the attempt failed, if it is known."""
+        traceback = self.event.details.get("traceback")
+        return traceback if isinstance(traceback, str) else ""
+
+    @property
     def raw(self) -> str:
         """The event's data as indented JSON."""
-        return json.dumps(self.event.data, indent=2, ensure_ascii=False)
+        data = self.event.data
+        return data if isinstance(data, Unread) else json.dumps(data, indent=2, ensure_ascii=False)
 
     @property
     def raw_start(self) -> str:
-        """The same, cut where an event of megabytes would make the timeline unreadable."""
+        """The same, cut if it is so long that it would make the timeline unreadable."""
         raw = self.raw
         return raw if len(raw) <= LONGEST_TEXT else f"{raw[:LONGEST_TEXT]}…"
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The latest events of one job, oldest first; ``is_cut`` where there are earlier ones."""
+    """The latest events of one job, oldest first. ``is_cut`` is true if there are earlier ones."""
 
     entries: list[Entry]
     is_cut: bool
 
 
-def timeline(table: JobTable, pk: object) -> Timeline:
-    """Return the latest events of a job. Events without a table count too: writers from before
-    jobreaper give none.
+def timeline(table: JobTable, job_id: str) -> Timeline:
+    """Return the latest events of a job, named as in its events. This includes events without a
+    table, from writers older than jobreaper.
     """
-    found = with_any_time(JobEvent.objects.using(table.alias)).filter(
-        Q(table=table.name) | Q(table=None), job_id=str(pk)
+    found = with_any_value(JobEvent.objects.using(table.alias)).filter(
+        Q(table=table.name) | Q(table=None), job_id=job_id
     )
     latest = list(found.order_by("-id")[: SHOWN_EVENTS + 1])
     times = [*(event.at for event in latest[1:]), None]
@@ -163,26 +170,15 @@ def timeline(table: JobTable, pk: object) -> Timeline:
 
 
 def events_url(
-    site: admin.AdminSite, request: HttpRequest, table: JobTable, pk: object
+    site: admin.AdminSite, request: HttpRequest, table: JobTable, job_id: str
 ) -> str | None:
-    """Return the address of the list of a job's events, ``None`` for those who may not see it."""
+    """Return the URL of the list of a job's events, or ``None`` if this user may not see it."""
     if not site.is_registered(JobEvent):
         return None
-    if not site.get_model_admin(JobEvent).has_view_permission(request):
+    if not site.get_model_admin(JobEvent).has_view_or_change_permission(request):
         return None
     address = reverse("admin:jobreaper_jobevent_changelist", current_app=site.name)
-    return f"{address}?{urlencode({'q': str(pk), 'table': table.name})}"
-
-
-def job_link(site: admin.AdminSite, event: JobEvent) -> SafeString | str:
-    """Return a link to the event's job, its bare id where the table is not in this admin."""
-    for table in job_tables():
-        if table.name == event.table and site.is_registered(table.model):
-            options = table.model._meta
-            url = reverse(
-                f"admin:{options.app_label}_{options.model_name}_change",
-                args=[quote(event.job_id)],
-                current_app=site.name,
-            )
-            return format_html('<a href="{}">{}</a>', url, shortened(event.job_id))
-    return shortened(event.job_id)
+    query = {"q": job_id, "table": table.name}
+    if len(databases()) > 1:
+        query[DATABASE] = table.alias
+    return f"{address}?{urlencode(query)}"

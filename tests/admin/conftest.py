@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 
 import jobreaper
-from jobreaper.leases import Lease
+from jobreaper.protocol.lease import Lease
 from project.media.models import Job
 
 

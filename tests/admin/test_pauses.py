@@ -10,10 +10,10 @@ from django.test import Client
 
 import jobreaper
 from jobreaper import claim_next, enqueue, pause, signals
-from jobreaper.admin.jobs import JobForm
+from jobreaper.admin.own_jobs import JobForm
+from jobreaper.control.pauses import paused
 from jobreaper.models import Job as OwnJob
 from jobreaper.models import JobEvent, Pause
-from jobreaper.pauses import paused
 from project.media.models import Job
 from tests.admin.conftest import make_job
 from tests.admin.pages import html, list_of, messages, page_of, text
@@ -166,7 +166,7 @@ def test_a_queued_job_that_nobody_handles_is_shown_so(superuser: Client) -> None
         handled(lambda job, lease: None)
         assert "no handler" not in text(html(superuser, list_of(OwnJob)))
     finally:
-        from jobreaper.handlers import _handlers
+        from jobreaper.queue.handlers import _handlers
 
         _handlers.pop("nobodys")
     OwnJob.objects.filter(pk=job.pk).update(status="success")

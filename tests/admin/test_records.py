@@ -27,7 +27,8 @@ SCRIPT = "<script>alert(1)</script>"
 
 def event(**data: Any) -> JobEvent:
     job_id = str(data.pop("job_id", 1))
-    return JobEvent.objects.create(job_id=job_id, data=data)
+    made: JobEvent = JobEvent.objects.create(job_id=job_id, data=data)
+    return made
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Requeue, fail and cancel in the admin: who may, what is asked, what is done, what is said."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
+from django.utils.timezone import now
 
 import jobreaper
-from jobreaper import control
 from jobreaper.admin import verbs
+from jobreaper.control import by_hand
 from jobreaper.models import JobEvent
 from project.media.models import Job
 from tests.admin.conftest import claimed, execute, job_of, make_job
@@ -75,6 +77,24 @@ def test_an_operator_is_asked_and_then_it_is_done(
     assert "disk was full" in entry.change_message
     with pytest.raises(jobreaper.LeaseLost):
         lease.heartbeat()
+
+
+def test_a_job_that_is_due_later_is_made_due_and_one_that_is_due_has_no_such_button(
+    operator: Client,
+) -> None:
+    later = make_job(next_earliest_run_at=now() + timedelta(days=1), attempt_count=2)
+    due = make_job()
+    pages = html(operator, page_of(later)), html(operator, page_of(due))
+    assert ["Run now" in page for page in pages] == [True, False]
+    done = confirm(operator, "run_jobs_now", later, due, reason="the customer waits")
+    assert "1 job was made due." in messages(done)
+    assert "1 was not made due: it is not queued for later, or has left" in messages(done)
+    later.refresh_from_db()
+    assert later.next_earliest_run_at is not None
+    assert later.next_earliest_run_at <= now()
+    assert (later.status, later.attempt_count) == ("queued", 2)
+    assert JobEvent.objects.get().details["reason"] == "the customer waits"
+    assert "Run now" not in html(operator, page_of(later))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -247,7 +267,7 @@ def test_a_locked_row_is_reported_and_can_be_tried_again(
     second_connection: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control, "LOCK_TIMEOUT_SEC", 0.05)
+    monkeypatch.setattr(by_hand, "LOCK_TIMEOUT_SEC", 0.05)
     free, locked = make_job(), make_job()
     second_connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [locked.pk])
     said = messages(confirm(superuser, "cancel_jobs", free, locked))
@@ -275,7 +295,7 @@ def test_a_lock_met_half_way_keeps_what_is_done_and_says_so(
     second_connection: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control, "LOCK_TIMEOUT_SEC", 0.05)
+    monkeypatch.setattr(by_hand, "LOCK_TIMEOUT_SEC", 0.05)
     monkeypatch.setattr(verbs, "BATCH", 1)
     first, locked, last = make_job(), make_job(), make_job()
     second_connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [locked.pk])
