@@ -1,15 +1,23 @@
-"""What several commands share: options, exit codes, the checks before them."""
+"""Shared by several commands: options, exit codes, and running the checks first."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
-from django.db import connections
+from django.db import Error, connections
 
 from jobreaper import values
-from jobreaper.exceptions import UnknownTable
+from jobreaper.db import in_words, without_details
+from jobreaper.exceptions import (
+    ConfigurationError,
+    NotLeasable,
+    UnknownSchedule,
+    UnknownTable,
+    UnsupportedDatabase,
+)
 from jobreaper.models import Job
 from jobreaper.policies import LONGEST_MS
 from jobreaper.tables import JobTable, named
@@ -20,8 +28,33 @@ BAD_USAGE: Final = 2
 LONGEST_SEC: Final = LONGEST_MS / 1000
 
 
-class CheckedCommand(BaseCommand):
-    """Runs the system checks first; what they find wrong is bad usage."""
+# What a command was asked to do cannot be done as things are declared and set.
+MISUSE: Final = (
+    UnknownTable,
+    UnknownSchedule,
+    NotLeasable,
+    UnsupportedDatabase,
+    ConfigurationError,
+)
+
+
+class OwnCommand(BaseCommand):
+    """Says in one line that it is misused, or what the database refuses: a traceback would quote
+    rows.
+    """
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().execute(*args, **options)
+        except MISUSE as error:
+            raise CommandError(str(error), returncode=BAD_USAGE) from error
+        except Error as error:
+            raise CommandError(in_words(error), returncode=ERROR) from without_details(error)
+
+
+class CheckedCommand(OwnCommand):
+    """Runs the system checks first; an error counts as bad usage."""
 
     requires_system_checks = ("jobreaper",)
 
@@ -48,9 +81,9 @@ def at_least_one(text: str) -> int:
 
 
 def name(text: str) -> str:
-    """Return the name that an option gives. What is no UTF-8 on the command line cannot be one."""
+    """Return the name that an option gives. It has to be UTF-8 on the command line."""
     try:
-        return values.name(text)
+        return values.short_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -68,8 +101,32 @@ def seconds(text: str) -> float:
     return number
 
 
+def duration(text: str) -> float:
+    """Return the seconds that an option gives as a number, or as text such as ``10m``."""
+    try:
+        return values.parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """Return the bytes that an option gives as a number, or as text such as ``512M`` or ``2G``."""
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 2G")
+    return int(found[1]) << 10 * " KMG".index(found[2].upper() or " ")
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return the host and the port of text such as ``0.0.0.0:8001`` or ``[::]:8001``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address such as 0.0.0.0:8001")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def add_batch_options(parser: argparse.ArgumentParser, default_batch_size: int) -> None:
-    """Declare the options of a command that goes through tables batch by batch."""
+    """Declare the options of a command that processes tables in batches."""
     parser.add_argument(
         "--batch-size",
         type=at_least_one,
@@ -77,12 +134,28 @@ def add_batch_options(parser: argparse.ArgumentParser, default_batch_size: int) 
         metavar="N",
         help=f"rows a statement (default: {default_batch_size})",
     )
-    parser.add_argument("--format", choices=["text", "json"], default="text")
+    add_format_option(parser)
     parser.add_argument(
         "--database",
         choices=list(connections),
         metavar="ALIAS",
         help="the database that holds the tables (default: as Django's routers say)",
+    )
+
+
+def add_format_option(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that chooses between text and JSON."""
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+
+
+def add_tables_option(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that names some job tables."""
+    parser.add_argument(
+        "--table",
+        action="append",
+        metavar="T",
+        dest="tables",
+        help="only this job table; may be given several times (default: all)",
     )
 
 
@@ -100,10 +173,7 @@ def table_named(name: str) -> JobTable:
     """Return the job table of this name.
 
     Raises:
-        CommandError: there is none.
+        UnknownTable: there is none.
     """
-    try:
-        [table] = named([name])
-    except UnknownTable as error:
-        raise CommandError(str(error), returncode=BAD_USAGE) from error
+    [table] = named([name])
     return table

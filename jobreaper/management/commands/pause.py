@@ -1,4 +1,4 @@
-"""``manage.py pause``: stop claiming jobs of a stage or type; without a name, list the paused."""
+"""``manage.py pause``: claim no jobs of a stage, type or queue; without one, list the pauses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import argparse
 from getpass import getuser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
-from jobreaper.management.options import add_table_option, name, table_named
-from jobreaper.pauses import pause, paused
+from jobreaper.control.pauses import pause, paused
+from jobreaper.management.options import OwnCommand, add_table_option, name, table_named
 
 
-class Command(BaseCommand):
+class Command(OwnCommand):
     """Parses the arguments, pauses, prints."""
 
-    help = "Claim and dispatch no job of a stage or type until it is resumed (manage.py resume)."
+    help = "Claim and dispatch no job of a stage, type or queue until manage.py resume."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
@@ -23,7 +21,7 @@ class Command(BaseCommand):
             "name",
             type=name,
             nargs="?",
-            help="the stage, or the type; without it, list what is paused",
+            help="the stage, the type, or queue:NAME; without it, list what is paused",
         )
         add_table_option(parser)
         parser.add_argument("--reason", help="why, for others to read")

@@ -1,4 +1,4 @@
-"""``manage.py prune``: delete finished jobs, events and passes past their age."""
+"""``manage.py prune``: delete finished jobs and records that are old enough."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 
-from jobreaper.exceptions import ConfigurationError, UnsupportedDatabase
-from jobreaper.management.options import BAD_USAGE, ERROR, CheckedCommand, add_batch_options
-from jobreaper.retention import DEFAULT_BATCH_SIZE, PruneResult, prune
+from jobreaper.control.retention import DEFAULT_BATCH_SIZE, PruneResult, prune
+from jobreaper.management.options import ERROR, CheckedCommand, add_batch_options
 
-# As shells have it: 128 and the number of SIGINT.
+# As in shells: 128 plus the number of SIGINT.
 STOPPED: Final = 130
 
 
@@ -20,7 +19,7 @@ class Command(CheckedCommand):
     """Parses the arguments, prunes, prints what was deleted."""
 
     help = (
-        "Delete finished jobs, events and passes that are older than RETENTION says. "
+        "Delete finished jobs, events, passes and workers that are older than RETENTION says. "
         "Exits with 0 when all went well, 1 when something went wrong, 2 on bad usage, "
         "130 when it was stopped by Ctrl-C."
     )
@@ -46,8 +45,6 @@ class Command(CheckedCommand):
                 database=options["database"],
                 progress=note,
             )
-        except (UnsupportedDatabase, ConfigurationError) as error:
-            raise CommandError(str(error), returncode=BAD_USAGE) from error
         except KeyboardInterrupt:
             so_far.errors.append("stopped")
             self._tell(so_far, options)

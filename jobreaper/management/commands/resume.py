@@ -1,4 +1,4 @@
-"""``manage.py resume``: let the jobs of a paused stage or type run again."""
+"""``manage.py resume``: end the pause of a stage, type or queue."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import argparse
 from getpass import getuser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
-from jobreaper.management.options import add_table_option, name, table_named
-from jobreaper.pauses import resume
+from jobreaper.control.pauses import resume
+from jobreaper.management.options import OwnCommand, add_table_option, name, table_named
 
 
-class Command(BaseCommand):
+class Command(OwnCommand):
     """Parses the arguments, resumes, prints."""
 
-    help = "Let the jobs of a paused stage or type run again."
+    help = "Let the jobs of a paused stage, type or queue run again."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("name", type=name, help="the stage, or the type")
+        parser.add_argument("name", type=name, help="the stage, the type, or queue:NAME")
         add_table_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
