@@ -9,6 +9,9 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import DjangoDbBlocker
 
+from jobreaper import conf
+from jobreaper.db import ANY_SESSION
+
 FINISHED = 100_000
 
 FILLING = """
@@ -107,6 +110,12 @@ def explain(db: None) -> Callable[..., Plan]:
     """Run a statement, undo it, and return its plan with the rows it really read."""
 
     def run(statement: str, params: Any, table: str = "jobs") -> Plan:
+        of_session = {
+            "session": ANY_SESSION,
+            "session_settings": list(conf.settings().session_settings),
+        }
+        if isinstance(params, dict):
+            params = {**of_session, **params}
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", params)
             [(plan,)] = cursor.fetchall()

@@ -52,7 +52,7 @@ def test_a_batch_reads_what_runs_and_changes_what_it_takes(
 ) -> None:
     plan = explain(
         table_of(ExecutorJob).reap_statement,
-        {"batch": batch, "skip": [], "only": None, "reaper": "r"},
+        {"batch": batch, "skip": [], "silent_by": "infinity", "reaper": "r"},
         "executor_jobs",
     )
     taken = min(batch, stale)
@@ -65,7 +65,7 @@ def test_a_batch_reads_what_runs_and_changes_what_it_takes(
 def test_a_dry_run_reads_what_runs(stale: int, explain: Explain) -> None:
     plan = explain(
         table_of(ExecutorJob).reap_dry_run_statement,
-        {"batch": None, "skip": [], "only": None, "reaper": "r"},
+        {"batch": None, "skip": [], "silent_by": "infinity", "reaper": "r"},
         "executor_jobs",
     )
     assert "Seq Scan" not in plan.scans, plan

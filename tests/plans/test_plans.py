@@ -8,7 +8,7 @@ from django.db import connection
 
 from jobreaper import conf
 from jobreaper.states import LeaseState
-from jobreaper.tables import table_of
+from jobreaper.tables import statements, table_of
 from project.media.models import Job
 from tests.plans.conftest import Load, Plan
 
@@ -48,7 +48,7 @@ def reads_little(plan: Plan, rows: int, indexes: set[str]) -> None:
 def test_a_claim_by_key_reads_one_row(load: Load, explain: Explain) -> None:
     [pk] = some("status = 'queued' AND next_earliest_run_at IS NULL")
     plan = explain(
-        statement("claim"),
+        statement("claim_one"),
         {"id": pk, "n": 1, "stages": None, "worker": "w", "policies": policies(), "mark_us": 1},
     )
     reads_little(plan, 3, {KEY, QUEUED})
@@ -116,6 +116,8 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
             "delay_sec": None,
             "fail_code": "code",
             "fail_reason": "reason",
+            "exception": None,
+            "traceback": None,
             "policies": policies(),
         },
     )
@@ -126,7 +128,13 @@ def test_the_end_of_a_job_reads_that_job(verb: str, load: Load, explain: Explain
 def test_a_batch_of_a_pass_reads_what_it_reaps(batch: int, load: Load, explain: Explain) -> None:
     plan = explain(
         table_of(Job).reap_statement,
-        {"batch": batch, "skip": [], "only": None, "reaper": "r", "policies": policies()},
+        {
+            "batch": batch,
+            "skip": [],
+            "silent_by": "infinity",
+            "reaper": "r",
+            "policies": policies(),
+        },
     )
     reaped = min(batch, load.expired)
     reads_little(plan, 3 * reaped, {KEY, RUNNING})
@@ -137,15 +145,30 @@ def test_a_pass_that_looks_for_silent_jobs_too_reads_the_running_ones_only(
 ) -> None:
     plan = explain(
         table_of(Job).reap_statement,
-        {"batch": 10, "skip": [], "only": None, "reaper": "r", "policies": policies(ttl=60)},
+        {
+            "batch": 10,
+            "skip": [],
+            "silent_by": "infinity",
+            "reaper": "r",
+            "policies": policies(ttl=60),
+        },
     )
     reads_little(plan, 230, {KEY, RUNNING})
+
+
+def test_a_look_at_who_is_silent_reads_the_running_jobs(load: Load, explain: Explain) -> None:
+    plan = explain(
+        statements.silence([table_of(Job)]),
+        {"grace_sec": 30, "heartbeat_sec": 15, "up_sec": 1e6, "policies": policies()},
+    )
+    assert RUNNING in plan.indexes
+    assert plan.rows_read <= 230 + load.expired
 
 
 def test_a_dry_run_reads_the_expired_jobs(load: Load, explain: Explain) -> None:
     plan = explain(
         table_of(Job).reap_dry_run_statement,
-        {"batch": None, "skip": [], "only": None, "reaper": "r", "policies": policies()},
+        {"batch": None, "skip": [], "silent_by": "infinity", "reaper": "r", "policies": policies()},
     )
     reads_little(plan, 2 * load.expired, {KEY, RUNNING})
 

@@ -13,10 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from jobreaper import conf, pause
-from jobreaper.admin.jobs import JobForm
-from jobreaper.dedupe import make_dedupe_key
+from jobreaper.admin.own_jobs import JobForm
 from jobreaper.models import Job
-from jobreaper.queue import _params, _row, _statement
+from jobreaper.queue.dedupe import make_dedupe_key
+from jobreaper.queue.enqueueing import _params, _row, _statement
+from jobreaper.states import Dedupe
 from jobreaper.tables import JobTable, table_of
 from tests.plans.conftest import Plan
 
@@ -82,6 +83,7 @@ def claim(**wanted: Any) -> dict[str, Any]:
         "n": 1,
         "types": None,
         "stages": None,
+        "queues": None,
         "worker": "w",
         "policies": conf.settings().policies_json,
         "mark_us": 1,
@@ -154,7 +156,7 @@ def test_a_claim_within_limits_counts_running_jobs_and_reads_those_it_takes(
 
 def dispatch(**wanted: Any) -> dict[str, Any]:
     settings = conf.settings()
-    given = {"id": None, "n": 1, "stages": None, "limits": settings.limits_json}
+    given = {"id": None, "n": 1, "stages": None, "queues": None, "limits": settings.limits_json}
     return {**given, "again_sec": settings.dispatch_again_sec, **wanted}
 
 
@@ -209,6 +211,9 @@ def test_ending_a_group_reads_that_group(
         "ran_ms": [1.0] * n,
         "fail_codes": ["E"] * n,
         "fail_reasons": [None] * n,
+        "exceptions": [None] * n,
+        "tracebacks": [None] * n,
+        "results": "{}",
         "retry": True,
         "delay_sec": None,
         "policies": conf.settings().policies_json,
@@ -219,31 +224,31 @@ def test_ending_a_group_reads_that_group(
     reads(plan, 3 * n, {KEY, RUNNING})
 
 
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("dedupe", Dedupe)
 def test_an_enqueue_finds_its_key_in_the_index(
-    replaces: bool, tables: None, explain: Explain
+    dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
     made = _row("mail", {"n": 1}, dedupe="skip", dedupe_key="mail::global::777")
-    plan = explain(_statement("enqueue", replaces), _params([made]), TABLE)
-    assert DEDUPE in plan.indexes or replaces
+    plan = explain(_statement("enqueue", dedupe), _params([made]), TABLE)
+    assert DEDUPE in plan.indexes or dedupe == Dedupe.REPLACE
     reads(plan, 4, {DEDUPE, KEY})
 
 
 def test_an_enqueue_of_a_new_key_reads_nothing(tables: None, explain: Explain) -> None:
     made = _row("mail", {"n": 1}, dedupe="skip")
     assert made["dedupe_key"] == make_dedupe_key("mail", None, {"n": 1})
-    plan = explain(_statement("enqueue", False), _params([made]), TABLE)
+    plan = explain(_statement("enqueue", Dedupe.SKIP), _params([made]), TABLE)
     assert plan.rows_changed == 1
     assert plan.rows_read == 0
 
 
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("dedupe", Dedupe)
 def test_many_enqueues_read_no_more_than_they_replace(
-    replaces: bool, tables: None, explain: Explain
+    dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
     rows = [_row("mail", dedupe="skip", dedupe_key=f"mail::global::{n}") for n in range(1, 1001)]
-    plan = explain(_statement("enqueue_many", replaces), _params(rows), TABLE)
-    assert plan.rows_changed == (1000 if replaces else 0)
+    plan = explain(_statement("enqueue_many", dedupe), _params(rows), TABLE)
+    assert plan.rows_changed == (1000 if dedupe == Dedupe.REPLACE else 0)
     reads(plan, 1000, {DEDUPE, KEY})
 
 
@@ -259,7 +264,7 @@ def test_the_admin_finds_a_live_key_in_the_index(tables: None, explain: Explain)
 def test_the_types_nobody_handles_are_found_without_reading_finished_jobs(
     tables: None, explain: Explain
 ) -> None:
-    statement = table_of(Job).statement("unhandled_types")
+    statement = table_of(Job).statement("unhandled")
     params = {"types": ["mail", "fax"], "stages": [], "look_at": 20_000, "most": 1000}
     plan = explain(statement, params, TABLE)
     reads(plan, 20_000, {DUE})
@@ -268,7 +273,7 @@ def test_the_types_nobody_handles_are_found_without_reading_finished_jobs(
 def test_the_stages_no_task_handles_are_found_without_reading_finished_jobs(
     tables: None, explain: Explain
 ) -> None:
-    params = {"stages": ["mail", "fax"], "look_at": 20_000, "most": 1000}
+    params = {"types": None, "stages": ["mail", "fax"], "look_at": 20_000, "most": 1000}
     plan = explain(table_of(Job).statement("unhandled"), params, TABLE)
     reads(plan, 20_000, {DUE})
 

@@ -1,16 +1,11 @@
 """What every test of the protocol has at hand."""
 
 import pytest
-from hypothesis import settings
 
 from tests.committed import foreign_client, sql, transactional_db
 from tests.rows import Rows, Sql
 
 __all__ = ["foreign_client", "sql", "transactional_db"]
-
-# The same examples on every run, so that a change is to blame for a failure.
-settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
-settings.load_profile("repeatable")
 
 
 @pytest.fixture

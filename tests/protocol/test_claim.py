@@ -9,13 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection, models, transaction
-from django.db.models.signals import post_init
+from django.db import connection, transaction
 from pytest_django import Settings
 
-from jobreaper import Lease, UnknownTable, claim, claim_next, claims, rows, worker_id
+from jobreaper import Lease, UnknownTable, claim, claim_next, worker_id
 from jobreaper.models import Job as OwnJob
 from jobreaper.models import ReaperPass
+from jobreaper.protocol import claim as claim_module
+from jobreaper.protocol.holding import holding_of
 from project.media.models import AsrJob, Job
 from tests.rows import Rows, Sql, ago, ahead
 
@@ -115,7 +116,7 @@ def test_a_stage_with_a_runtime_gets_a_deadline(jobs: Rows, settings: Settings) 
     # No lease outlives its deadline.
     assert row["lease_expires_at"] == row["deadline_at"]
     assert lease is not None
-    assert lease.length_sec == pytest.approx(100)
+    assert holding_of(lease).length_sec == pytest.approx(100)
 
 
 def test_a_deadline_of_an_earlier_attempt_is_forgotten(jobs: Rows) -> None:
@@ -239,6 +240,8 @@ def test_several_jobs_are_claimed_at_once_and_come_in_order(jobs: Rows) -> None:
 
 
 def test_a_claim_of_several_is_one_statement(jobs: Rows, django_assert_num_queries: Any) -> None:
+    # A session's first claim also says whose session it is.
+    claim(Job, jobs.plant())
     for _ in range(5):
         jobs.plant()
     with django_assert_num_queries(1):
@@ -349,17 +352,17 @@ def test_a_claim_whose_answer_was_lost_and_which_took_nothing_is_sent_again(
 def test_processes_that_share_a_name_do_not_mark_their_claims_alike() -> None:
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
-        os.write(writing, str(next(claims._claims)).encode())
+        os.write(writing, str(next(claim_module._claims)).encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    assert int(os.read(reading, 100)) != next(claims._claims)
+    assert int(os.read(reading, 100)) != next(claim_module._claims)
     os.close(reading)
     os.close(writing)
 
 
 def lose_the_answer(sql: Sql, monkeypatch: pytest.MonkeyPatch, carried_out: bool = True) -> None:
     """Let the next claim be committed, or not, and its session end before the answer."""
-    send = claims._Claim.send
+    send = claim_module._Claim.send
 
     def send_and_lose(self: Any, tried_before: bool) -> list[Lease]:
         if tried_before:
@@ -371,76 +374,4 @@ def lose_the_answer(sql: Sql, monkeypatch: pytest.MonkeyPatch, carried_out: bool
             cursor.execute("SELECT 1")
         raise AssertionError("the session goes on")
 
-    monkeypatch.setattr(claims._Claim, "send", send_and_lose)
-
-
-# A job whose instance its model cannot make.
-
-
-class Spoilt(Exception):
-    pass
-
-
-def spoil_in_receiver(key: object, request: pytest.FixtureRequest) -> None:
-    def decrypt(instance: Job, **_: Any) -> None:
-        if instance.pk == key:
-            raise Spoilt("wrong key")
-
-    post_init.connect(decrypt, sender=Job, weak=False)
-    request.addfinalizer(lambda: post_init.disconnect(decrypt, sender=Job))
-
-
-def spoil_in_from_db(key: object, request: pytest.FixtureRequest) -> None:
-    def from_db(cls: Any, db: str, names: Any, values: Any) -> Any:
-        if key in values:
-            raise Spoilt("wrong key")
-        return models.Model.from_db.__func__(cls, db, names, values)  # type: ignore[attr-defined]
-
-    request.getfixturevalue("monkeypatch").setattr(Job, "from_db", classmethod(from_db))
-
-
-def spoil_in_field(key: object, request: pytest.FixtureRequest) -> None:
-    def convert(value: Any, expression: Any, connection: Any) -> Any:
-        if value == key:
-            raise Spoilt("wrong key")
-        return value
-
-    [place] = [n for n, own in enumerate(Job._meta.concrete_fields) if own.primary_key]
-    given = rows._converters(Job, "default")
-    converters = [*given, (place, convert, None)]
-    monkeypatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(rows, "_converters", lambda *_: converters)
-
-
-SPOILING = [spoil_in_receiver, spoil_in_from_db, spoil_in_field]
-
-
-@pytest.mark.parametrize("spoil", SPOILING)
-@pytest.mark.parametrize("options", LIMITS, ids=["unlimited", "limited"])
-def test_a_job_that_cannot_be_made_fails_and_the_others_are_claimed(
-    jobs: Rows, settings: Settings, request: pytest.FixtureRequest, options: Any, spoil: Any
-) -> None:
-    settings.JOBREAPER = options
-    planted = [jobs.plant() for _ in range(4)]
-    bad = planted.pop(1)
-    spoil(bad, request)
-    assert keys(claim_next(Job, 9)) == planted
-    row = jobs.row(bad)
-    assert (row["status"], row["attempt_count"]) == ("queued", 1)
-    assert (row["fail_code"], row["fail_reason"]) == ("Spoilt", "wrong key")
-    assert row["next_earliest_run_at"] > jobs.now()
-    assert jobs.event_types(bad) == ["job:retried"]
-
-
-@pytest.mark.parametrize("spoil", SPOILING)
-@pytest.mark.parametrize("options", LIMITS, ids=["unlimited", "limited"])
-def test_a_job_asked_for_that_cannot_be_made_fails_and_says_why(
-    jobs: Rows, settings: Settings, request: pytest.FixtureRequest, options: Any, spoil: Any
-) -> None:
-    settings.JOBREAPER = options
-    bad = jobs.plant(max_attempts=1)
-    spoil(bad, request)
-    with pytest.raises(Spoilt, match="wrong key"):
-        claim(Job, bad)
-    row = jobs.row(bad)
-    assert (row["status"], row["fail_code"]) == ("failed", "Spoilt")
+    monkeypatch.setattr(claim_module._Claim, "send", send_and_lose)

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from pytest_django import Settings
 
 from jobreaper import Lease, LeaseLost, NotClaimed, cancel, claim, hold
@@ -221,3 +222,28 @@ def test_a_lease_can_be_beaten_without_hold(jobs: Rows, settings: Settings) -> N
         until(lambda: jobs.row(lease.pk)["last_heartbeat_at"] > first)
     # Leaving the block of a lease ends the beats and nothing else.
     assert jobs.row(lease.pk)["status"] == "processing"
+
+
+def by_django(dsn: str, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def by_a_connection_of_its_own(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn) as own:
+        own.execute(statement.encode())
+
+
+@pytest.mark.parametrize("write", [by_django, by_a_connection_of_its_own])
+def test_the_reason_of_a_refused_write_does_not_quote_the_row(
+    jobs: Rows, dsn: str, write: Callable[[str, str], None]
+) -> None:
+    key = jobs.plant()
+    with pytest.raises((IntegrityError, psycopg.IntegrityError)) as caught, hold(Job, key):
+        write(dsn, "INSERT INTO jobs (stage, max_attempts) VALUES ('s3cret', NULL)")
+    error: Any = caught.value if write is by_a_connection_of_its_own else caught.value.__cause__
+    assert "s3cret" in error.diag.message_detail
+    row, [event] = jobs.row(key), jobs.events(key)
+    assert row["fail_reason"] == event["details"]["fail_reason"]
+    assert row["fail_reason"].startswith('null value in column "max_attempts"')
+    assert "s3cret" not in row["fail_reason"]

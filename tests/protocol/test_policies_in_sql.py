@@ -12,6 +12,7 @@ from jobreaper import claim, conf, policies, reap
 from jobreaper.policies import LONGEST_MS
 from jobreaper.states import OnExpiry, Reason, Status
 from project.media.models import Job
+from tests import oracle
 from tests.rows import Rows
 
 YEAR_SEC = LONGEST_MS // 1000
@@ -78,7 +79,7 @@ def test_verdict_and_backoff_are_those_of_the_policies(
             policy = conf.settings().policy(job.stage)
             cut = job.deadline_after_sec is not None and job.deadline_after_sec <= 0
             reason = Reason.DEADLINE if cut else Reason.LEASE_EXPIRED
-            verdict = policies.verdict(
+            verdict = oracle.verdict(
                 policy,
                 reason=reason,
                 attempt_count=job.attempt_count,
@@ -133,7 +134,7 @@ def test_the_length_of_a_lease_is_that_of_the_policies_at_claim_and_at_every_bea
         for key, ms in zip(keys, expected_ms, strict=True):
             lease = claim(Job, key)
             assert lease is not None
-            seconds = policies.lease_seconds(policy, ms)
+            seconds = oracle.lease_seconds(policy, ms)
             row = jobs.row(key)
             cut = min(seconds, policy.max_runtime_sec or seconds)
             assert_lasts(row["claimed_at"], row["lease_expires_at"], cut)

@@ -1,6 +1,8 @@
 """`job.save()` under a lease: the work's own columns are the worker's, as long as the job is."""
 
 import pickle
+from collections.abc import Callable
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -88,19 +90,41 @@ def test_columns_that_were_named_are_written_and_no_other(jobs: Rows) -> None:
     assert (row["payload"], row["stage"]) == ({"by": "nobody"}, "clip")
 
 
-def test_a_job_that_came_out_of_no_claim_is_saved_as_ever(jobs: Rows, sql: Sql) -> None:
+def test_a_job_that_came_out_of_no_claim_is_saved_without_one(jobs: Rows, sql: Sql) -> None:
     job = Job.objects.create(stage="clip")
-    job.status = "cancelled"
+    jobs.set(job.pk, status="processing", locked_by="another", lease_epoch=1)
+    job.payload = {"by": "an editor"}
     job.save()
-    assert jobs.row(job.pk)["status"] == "cancelled"
+    assert jobs.row(job.pk)["payload"] == {"by": "an editor"}
 
 
 def test_a_copy_in_another_process_has_no_lease(jobs: Rows) -> None:
     job = claimed(jobs)
-    copy = pickle.loads(pickle.dumps(job))  # noqa: S301
-    assert copy._lease is None
+    unpickled = pickle.loads(pickle.dumps(job))  # noqa: S301
+    assert unpickled._lease is None
     assert job._lease is not None
-    assert copy.pk == job.pk
+    assert unpickled.pk == job.pk
+
+
+@pytest.mark.parametrize("make", [copy, deepcopy])
+def test_a_copy_in_this_process_is_saved_under_the_same_lease(
+    make: Callable[[Job], Job], jobs: Rows
+) -> None:
+    job = claimed(jobs)
+    job.payload = {"nested": []}
+    made = make(job)
+    made.payload["nested"].append(1)
+    assert job.payload == {"nested": [1] if make is copy else []}
+    made.save()
+    assert jobs.row(job.pk)["payload"] == {"nested": [1]}
+    cancel(Job, [job.pk], by="ann")
+    with pytest.raises(LeaseLost):
+        made.save()
+    again = make(Job.objects.get(pk=job.pk))
+    again.pk = None
+    again._state.adding = True
+    again.save()
+    assert again.pk != job.pk
 
 
 def test_a_save_survives_a_session_that_was_ended_in_idleness(jobs: Rows, sql: Sql) -> None:

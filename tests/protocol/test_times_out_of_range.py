@@ -9,7 +9,8 @@ import pytest
 from django.db import DataError, connection
 
 from jobreaper import Lease, LeaseLost, claim, claim_next, reap
-from jobreaper.heartbeat import beat
+from jobreaper.protocol.heartbeat import beat
+from jobreaper.protocol.holding import holding_of
 from jobreaper.states import EventType, Reason, Status
 from jobreaper.tables import table_of
 from project.media.models import Job
@@ -85,7 +86,7 @@ def test_a_deadline_before_all_time_ends_its_own_job_alone(
 ) -> None:
     late, well = two
     jobs.set(late.pk, deadline_at=deadline)
-    beat(connection, table_of(Job), two)
+    beat(connection, table_of(Job), [holding_of(lease) for lease in two])
     assert (late.lost, well.lost) == (True, False)
     assert reap([Job]).requeued_ids == {"jobs": [late.pk]}
     [event] = jobs.events(late.pk)
@@ -98,14 +99,14 @@ def test_a_deadline_before_all_time_ends_its_own_job_alone(
 @pytest.mark.parametrize("deadline", FUTURE)
 def test_a_deadline_after_all_time_is_none(jobs: Rows, two: list[Lease], deadline: str) -> None:
     jobs.set(two[0].pk, deadline_at=deadline)
-    beat(connection, table_of(Job), two)
+    beat(connection, table_of(Job), [holding_of(lease) for lease in two])
     assert not any(lease.lost for lease in two)
     for lease in two:
         lease.finish()
 
 
 def test_what_cannot_be_read_is_so_for_the_orm_too(jobs: Rows, sql: Sql) -> None:
-    """Where this fails, psycopg has learnt it and `jobreaper.rows` has an exception too many."""
+    """Where this fails, psycopg has learnt it and `protocol.rows` has an exception too many."""
     jobs.plant(next_earliest_run_at="-infinity")
     with pytest.raises(psycopg.DataError):
         sql("SELECT next_earliest_run_at FROM jobs")

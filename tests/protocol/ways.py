@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from django.db import models
 
 import jobreaper
-from jobreaper import Lease, LeaseLost, NotClaimed, control, register, tables
-from jobreaper.lease_groups import Run, claim_group, finish_group, release_group
+from jobreaper import Lease, LeaseLost, NotClaimed, control, register
 from jobreaper.models import Job
-from jobreaper.tables import table_of
+from jobreaper.protocol.batch import Run, claim_group, finish_group, release_group
+from jobreaper.protocol.holding import holding_of
+from jobreaper.tables import adoption, table_of
 from project.media import models as media
-from tests.adoption import errands
 from tests.rows import Rows, Sql, ago
+from tests.tables import errands
 
 
 class JobState(NamedTuple):
@@ -36,6 +37,11 @@ class Way(ABC):
     A worker's verb returns whether it was accepted: ``False`` means that the worker was told that
     its lease is lost.
     """
+
+    # Whether an epoch fences writes; the Redis queue has another fence.
+    has_epochs = True
+    # Whether a job whose worker was lost waits before the next attempt.
+    lost_jobs_wait = True
 
     @abstractmethod
     def add(self, *, max_attempts: int = 3) -> Any:
@@ -259,7 +265,8 @@ class Hold(TableWay):
     def close(self) -> None:
         # A dead worker leaves no block: nothing more is to be written for it.
         for block, lease in self.entered:
-            lease._closed = True
+            holding_of(lease).begin_to_end()
+            holding_of(lease).ended("release")
             with suppress(RuntimeError):
                 block.__exit__(None, None, None)
 
@@ -274,7 +281,7 @@ class Renamed(Verbs):
         self.rows = errands.Errands(sql)
 
     def close(self) -> None:
-        tables._tables.pop(errands.Errand)
+        adoption._tables.pop(errands.Errand)
         self.rows.sql("DROP SCHEMA office CASCADE")
 
 

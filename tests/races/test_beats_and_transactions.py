@@ -7,10 +7,12 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from jobreaper import Lease, claim, hold, lease_groups, reap, signals
+from jobreaper import claim, hold, reap, signals
 from jobreaper.db import fetch
-from jobreaper.heartbeat import beat
-from jobreaper.lease_groups import claim_group, finish_group, release_group
+from jobreaper.protocol import batch, ending
+from jobreaper.protocol.batch import claim_group, finish_group, release_group
+from jobreaper.protocol.heartbeat import beat
+from jobreaper.protocol.holding import Holding, Phase
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.races.rivals import Rivals
@@ -27,13 +29,13 @@ def beating_fast(settings: Settings) -> None:
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each beat of a lease found, in order."""
     found: list[Any] = []
-    beaten = Lease.beaten
+    beaten = Holding.beaten
 
-    def note(self: Lease, outcome: Any, sent_at: float) -> None:
+    def note(self: Holding, outcome: Any, sent_at: float) -> None:
         beaten(self, outcome, sent_at)
         found.append(outcome)
 
-    monkeypatch.setattr(Lease, "beaten", note)
+    monkeypatch.setattr(Holding, "beaten", note)
     return found
 
 
@@ -211,14 +213,14 @@ def test_a_beat_between_the_finish_and_its_answer_is_no_loss(
     # The finish is committed; before the worker's thread hears of it, a beat finds the job done.
     lease = claim(Job, jobs.plant())
     assert lease is not None
-    send = Lease._send
+    send = ending.send
 
-    def send_and_be_slow(self: Lease, *args: Any) -> dict[str, Any]:
-        answer = send(self, *args)
-        rivals.start(lambda: beat(connection, table_of(Job), [self])).result()
+    def send_and_be_slow(held: Holding, *args: Any) -> dict[str, Any]:
+        answer = send(held, *args)
+        rivals.start(lambda: beat(connection, table_of(Job), [held])).result()
         return answer
 
-    monkeypatch.setattr(Lease, "_send", send_and_be_slow)
+    monkeypatch.setattr(ending, "send", send_and_be_slow)
     lease.finish()
     assert lost == []
     assert not lease.lost
@@ -233,14 +235,14 @@ def test_a_beat_between_the_end_of_many_and_its_answer_is_no_loss(
     for _ in range(2):
         jobs.plant()
     runs = claim_group(table, 2)
-    leases = [run.lease for run in runs]
+    holdings = [run.holding for run in runs]
 
     def fetch_and_be_slow(*args: Any) -> Any:
         answer = fetch(*args)
-        rivals.start(lambda: beat(connection, table, leases)).result()
+        rivals.start(lambda: beat(connection, table, holdings)).result()
         return answer
 
-    monkeypatch.setattr(lease_groups, "fetch", fetch_and_be_slow)
+    monkeypatch.setattr(batch, "fetch", fetch_and_be_slow)
     assert end(runs).ended == runs
     assert lost == []
-    assert not any(lease.lost or lease.ending for lease in leases)
+    assert {held.phase for held in holdings} == {Phase.ENDED}

@@ -1,0 +1,845 @@
+-- One batch of a pass over the table, which is recorded as a pass. Call it until it returns
+-- nothing.
+CREATE OR REPLACE FUNCTION "public"."reclaim_stale_jobs"(batch int DEFAULT 1000)
+RETURNS TABLE (job_id text, outcome text)
+LANGUAGE plpgsql VOLATILE
+SET search_path = "pg_catalog", "pg_temp"
+SET TimeZone = 'UTC'
+SET DateStyle = 'ISO'
+AS $body$
+#variable_conflict use_column
+<<this_call>>
+DECLARE
+    server record;
+    -- Its name differs from the statements' names of rows: otherwise, a missing column would be
+    -- looked for in it.
+    taken record;
+    candidate record;
+    said text;
+    began timestamptz := clock_timestamp();
+    deferred text := -- The constraint triggers of the table and of its events that would refuse a row only at the COMMIT,
+                     -- which would undo everything. Not the foreign keys, to whose columns nothing is written.
+                     (SELECT string_agg(format('%I.%I', space.nspname, "check".conname), ', ')
+                        FROM pg_constraint AS "check"
+                        JOIN pg_namespace AS space ON space.oid = "check".connamespace
+                       WHERE "check".conrelid IN ('"public"."executor_jobs"'::regclass, '"public"."job_events"'::regclass)
+                         AND "check".contype = 't'
+                         AND "check".condeferred);
+    -- A check at the COMMIT would undo the whole batch: then each row is tried alone.
+    most int := CASE WHEN deferred IS NULL THEN batch ELSE 0 END;
+    -- Rows that cannot be written: whether remembered ones are tried, and the result.
+    again boolean;
+    tried int := 0;
+    tried_before int;
+    skipped uuid[] := '{}';
+    written text[] := '{}';
+    locked text[] := '{}';
+    refused text[];
+    refusals text[];
+    bad_rows int := 0;
+    problems text[] := '{}';
+    requeued int := 0;
+    failed int := 0;
+    reason_to_hold text;
+    -- Leases of workers that fell silent by then are taken.
+    silent_by timestamptz := 'infinity';
+    silent_until timestamptz;
+BEGIN
+    -- How long the server has been available since its last outage; NULL if no pass had run before. A
+    -- crash of one session restarts the server within its process and resets all its statistics. A
+    -- standby that takes over keeps the time of the last transaction that it replayed. Both may have
+    -- started long before the server answered again, so the time runs from the first pass since then,
+    -- or from an hour later, because a pass that cannot be recorded would hold all others. A start in
+    -- the future was recorded before somebody set the clock back.
+    WITH crash (at) AS (
+        -- Somebody may reset one of them, but hardly all.
+        SELECT least((SELECT stats_reset FROM pg_stat_archiver),
+                     (SELECT stats_reset FROM pg_stat_bgwriter),
+                     (SELECT stats_reset FROM pg_stat_wal))
+    ),
+    away (at) AS (
+        SELECT at FROM crash WHERE at > pg_postmaster_start_time()
+         UNION ALL
+        SELECT pg_last_xact_replay_timestamp()
+    ),
+    back (away_at, at) AS (
+        SELECT pg_postmaster_start_time(), pg_postmaster_start_time()
+         UNION ALL
+        SELECT at,
+               least((SELECT min(started_at) FROM "public"."jobreaper_passes" WHERE started_at > away.at),
+                     statement_timestamp(),
+                     at + interval '1 hour')
+          FROM away
+    )
+    SELECT abs(extract(epoch FROM statement_timestamp() - max(at)))::float8 AS up_sec
+      FROM back
+     WHERE EXISTS (SELECT FROM "public"."jobreaper_passes" WHERE started_at < away_at)
+    INTO server;
+    IF server.up_sec < 30.0 THEN
+        reason_to_hold := format('PostgreSQL came up %s s ago; workers have until %s s after that '
+                                 'to beat again (RECOVERY_GRACE_SEC)',
+                                 round(server.up_sec::numeric), '30');
+        silent_by := '-infinity';
+    END IF;
+    -- Nothing that misses hidden rows raises an error.
+    FOR taken IN
+        SELECT format('row-level security hides rows of %s from the role ''%s'': give the role BYPASSRLS or a policy that shows it all rows, see Rights in docs/queue.md', 'executor_jobs', current_user) AS words
+          FROM pg_class AS class
+         WHERE class.oid = '"public"."executor_jobs"'::regclass
+           AND -- Whether row-level security may hide rows of a table from this session's role. A policy that shows all
+               -- of them hides none, unless a restrictive one hides what it shows.
+               row_security_active(class.oid)
+               AND NOT EXISTS (SELECT FROM pg_policy
+                                WHERE polrelid = class.oid
+                                  AND polpermissive
+                                  AND polcmd = '*'
+                                  AND pg_get_expr(polqual, polrelid) = 'true'
+                                  AND EXISTS (SELECT FROM unnest(polroles) AS role
+                                               WHERE role = 0 OR pg_has_role(role, 'USAGE'))
+                                  AND NOT EXISTS (
+                                          SELECT FROM pg_policy AS other
+                                           WHERE other.polrelid = class.oid
+                                             AND NOT other.polpermissive
+                                             AND other.polcmd IN ('*', 'r', 'w')
+                                             AND pg_get_expr(other.polqual, other.polrelid) <> 'true'
+                                             AND EXISTS (SELECT FROM unnest(other.polroles) AS role
+                                                          WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
+    LOOP
+        problems := problems || taken.words;
+        RAISE WARNING '%', taken.words;
+    END LOOP;
+    -- Inside a function that runs a pass: only if there is anything to reap.
+    IF silent_by = 'infinity' AND EXISTS (
+        -- Dry run of a pass: its verdicts, nothing locked and nothing written.
+        WITH
+        stale AS MATERIALIZED (
+            SELECT job."id" AS "key_0",
+                   job."id"::text AS job_id,
+                   job."type"::text AS stage,
+                   job."locked_by"::text AS locked_by,
+                   coalesce(job."attempts"::int, 0) + 1 AS attempt_count,
+                   coalesce(NULL::int, 11) AS max_attempts,
+                   job."locked_at"::timestamptz AS claimed_at,
+                   GREATEST(job."heartbeat_at", job."locked_at") AS last_seen_at,
+                   limits.ttl
+              FROM "public"."executor_jobs" AS job
+              JOIN (SELECT * FROM (VALUES ('protect_document_v2', make_interval(secs => 300.0)), ('document.protected', make_interval(secs => 300.0)), ('build_artifact', make_interval(secs => 900.0)), ('run_tsa', make_interval(secs => 1800.0)), ('submit_anchor_polygon', make_interval(secs => 3600.0)), ('submit_anchor_bitcoin', make_interval(secs => 3600.0))) AS limits (stage, ttl)) AS limits ON limits.stage = job."type"::text
+             WHERE job."status" IN ('running', 'processing')
+               AND GREATEST(job."heartbeat_at", job."locked_at") < statement_timestamp() - limits.ttl
+               AND GREATEST(job."heartbeat_at", job."locked_at") <= this_call.silent_by::timestamptz
+               AND job."id" <> ALL (this_call.skipped::uuid[])
+                   AND (NOT (SELECT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                             WHERE refused."table" = 'executor_jobs'
+                                               AND refused.verb = 'reap'))
+                        OR NOT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                        WHERE refused."table" = 'executor_jobs'
+                                          AND refused.verb = 'reap'
+                                          AND refused.key = job."id"::text))
+             ORDER BY GREATEST(job."heartbeat_at", job."locked_at")
+             LIMIT 1
+        ),
+        verdict AS MATERIALIZED (
+            SELECT stale.*,
+                   stale.key_0 AS id,
+                   'lease_expired'::text AS reason,
+                   0 AS lease_epoch,
+                   decided.requeues,
+                   CASE WHEN NOT decided.requeues THEN 'timeout' END AS fail_code,
+                   statement_timestamp() AS run_again_at,
+                   CASE WHEN isfinite(stale.last_seen_at) THEN
+                       round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
+                             * 1000)::bigint END AS overdue_ms,
+                   'RECLAIMED_TTL' || ': Exceeded TTL (' || allowed.in_words || ')'
+                       || CASE WHEN stale.attempt_count >= stale.max_attempts
+                               THEN ' - Max attempts reached' ELSE '' END AS note
+              FROM stale
+             CROSS JOIN LATERAL (
+                   SELECT 'requeue' <> 'fail' AND stale.attempt_count < stale.max_attempts AS requeues
+                   ) AS decided
+             CROSS JOIN LATERAL (
+                   SELECT extract(epoch FROM stale.ttl) AS sec
+                   ) AS allowance
+             CROSS JOIN LATERAL (
+                   SELECT CASE WHEN allowance.sec >= 60 AND mod(allowance.sec, 60) = 0
+                               THEN trunc(allowance.sec / 60)::text || ' min'
+                               ELSE allowance.sec::float8::text || ' s' END AS in_words
+                   ) AS allowed
+        )
+        SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+               CASE WHEN requeues THEN
+                   round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint
+               END AS run_again_in_ms
+          FROM verdict
+         ORDER BY last_seen_at
+    ) THEN
+        -- Silence: which leases a pass may take, those of workers that fell silent by `silent_by`; if not all,
+        -- why; and up to when workers fell silent together, if that is seen for the first time.
+        --
+        -- Workers that were silent when a common silence was first seen have one grace from then on, and not
+        -- another one after it. So however often workers fall silent, each lease is taken in the end. Those
+        -- that were silent when the server came up have had theirs since then.
+        WITH
+        up (at) AS (
+            SELECT CASE WHEN this_call.server.up_sec::float8 >= 30.0::float8
+                        THEN statement_timestamp() - make_interval(secs => this_call.server.up_sec::float8) END
+        ),
+        grace (known_until, over_until, seen_at) AS (
+            SELECT GREATEST(max(silent_until), (SELECT at FROM up), '-infinity'),
+                   GREATEST(max(silent_until) FILTER (WHERE NOT is_running),
+                            (SELECT at FROM up),
+                            '-infinity'),
+                   max(seen_at) FILTER (WHERE is_running)
+              FROM (SELECT silent_until,
+                           ended.at AS seen_at,
+                           ended.at > statement_timestamp() - make_interval(secs => 30.0::float8)
+                               AS is_running
+                      FROM "public"."jobreaper_passes"
+                     CROSS JOIN LATERAL (
+                           SELECT started_at + duration_ms * interval '1 millisecond' AS at
+                           ) AS ended
+                     WHERE silent_until IS NOT NULL
+                       AND started_at > statement_timestamp() - 2 * -- What ended before has no part in what happens now, whatever could be recorded of it.
+                                                                    make_interval(secs => 30.0::float8 + 3600)) AS earlier
+        ),
+        seen (worker, seen_at, pace_sec, is_due) AS (
+            -- The same for a table without leases: its workers send heartbeats at a pace of their own.
+            SELECT job."locked_by"::text AS worker,
+                   GREATEST(job."heartbeat_at", job."locked_at")::timestamptz AS seen_at,
+                   extract(epoch FROM limits.ttl) / 2 AS pace_sec,
+                   GREATEST(job."heartbeat_at", job."locked_at") < statement_timestamp() - limits.ttl
+                   AND GREATEST(job."heartbeat_at", job."locked_at") > statement_timestamp() - limits.ttl - -- What ended before has no part in what happens now, whatever could be recorded of it.
+                                                                                                            make_interval(secs => 30.0::float8 + 3600) AS is_due
+              FROM "public"."executor_jobs" AS job
+              JOIN (SELECT * FROM (VALUES ('protect_document_v2', make_interval(secs => 300.0)), ('document.protected', make_interval(secs => 300.0)), ('build_artifact', make_interval(secs => 900.0)), ('run_tsa', make_interval(secs => 1800.0)), ('submit_anchor_polygon', make_interval(secs => 3600.0)), ('submit_anchor_bitcoin', make_interval(secs => 3600.0))) AS limits (stage, ttl)) AS limits ON limits.stage = job."type"::text
+             WHERE job."status" IN ('running', 'processing')
+        ),
+        workers AS MATERIALIZED (
+            SELECT worker,
+                   count(*) AS leases,
+                   max(seen_at) AS seen_at,
+                   extract(epoch FROM statement_timestamp()) - extract(epoch FROM max(seen_at))
+                       > min(pace_sec) AS is_silent,
+                   bool_or(is_due) AS is_due
+              FROM seen
+             GROUP BY worker
+        ),
+        -- The decision of hold.common_silence().
+        span AS (
+            SELECT count(*) OVER together AS workers,
+                   sum(leases) OVER together AS leases,
+                   count(*) FILTER (WHERE is_due) OVER together AS due
+              FROM workers
+             WHERE is_silent
+               AND seen_at > (SELECT known_until FROM grace)
+            WINDOW together AS (
+                   ORDER BY seen_at
+                   RANGE BETWEEN CURRENT ROW
+                             AND make_interval(secs => 15.0::float8) FOLLOWING)
+        ),
+        common AS (
+            SELECT span.workers, well.workers AS well
+              FROM span
+             CROSS JOIN (SELECT count(*) AS workers, coalesce(sum(leases), 0) AS leases
+                           FROM workers
+                          WHERE NOT is_silent) AS well
+             WHERE span.due > 0
+               AND span.workers >= 2
+               AND span.leases >= 3
+               AND (span.workers > well.workers OR span.leases > well.leases)
+             ORDER BY span.workers DESC
+             LIMIT 1
+        ),
+        still (workers) AS (
+            SELECT count(*)
+              FROM workers, grace
+             WHERE is_silent
+               AND workers.seen_at > grace.over_until
+               AND workers.seen_at <= grace.known_until
+        )
+        SELECT CASE WHEN common.workers > 0 OR still.workers > 0
+                    THEN grace.over_until
+                    ELSE 'infinity' END::text AS silent_by,
+               CASE WHEN common.workers > 0 THEN
+                        format('%s of %s workers fell silent within %s s of each other, which was first '
+                               'seen now; they have %s s to beat again (RECOVERY_GRACE_SEC)',
+                               common.workers, common.workers + common.well,
+                               15.0::float8::float8, 30.0::float8::float8)
+                    WHEN still.workers > 0 THEN
+                        format('%s workers that fell silent together are silent still, which was first '
+                               'seen %s s ago; they have until %s s after that to beat again '
+                               '(RECOVERY_GRACE_SEC)',
+                               still.workers,
+                               round(extract(epoch FROM statement_timestamp() - grace.seen_at)),
+                               30.0::float8::float8)
+                    END AS reason,
+               CASE WHEN common.workers > 0
+                    THEN (SELECT max(seen_at) FROM workers WHERE is_silent) END AS silent_until
+          FROM grace
+         CROSS JOIN still
+          LEFT JOIN common ON true
+        INTO silent_by, reason_to_hold, silent_until;
+    END IF;
+    IF silent_by > '-infinity' THEN
+        LOOP
+            BEGIN
+                FOR taken IN
+                    -- Reclaim: one batch of running jobs of a table without leases, whose last sign of life is older
+                    -- than their type allows, goes back to the queue, or fails if the attempts are used up.
+                    --
+                    -- A type without a time to live is never reclaimed.
+                    WITH
+                    stale AS MATERIALIZED (
+                        SELECT job."id" AS "key_0",
+                               job."id"::text AS job_id,
+                               job."type"::text AS stage,
+                               job."locked_by"::text AS locked_by,
+                               coalesce(job."attempts"::int, 0) + 1 AS attempt_count,
+                               coalesce(NULL::int, 11) AS max_attempts,
+                               job."locked_at"::timestamptz AS claimed_at,
+                               GREATEST(job."heartbeat_at", job."locked_at") AS last_seen_at,
+                               limits.ttl
+                          FROM "public"."executor_jobs" AS job
+                          JOIN (SELECT * FROM (VALUES ('protect_document_v2', make_interval(secs => 300.0)), ('document.protected', make_interval(secs => 300.0)), ('build_artifact', make_interval(secs => 900.0)), ('run_tsa', make_interval(secs => 1800.0)), ('submit_anchor_polygon', make_interval(secs => 3600.0)), ('submit_anchor_bitcoin', make_interval(secs => 3600.0))) AS limits (stage, ttl)) AS limits ON limits.stage = job."type"::text
+                         WHERE job."status" IN ('running', 'processing')
+                           AND GREATEST(job."heartbeat_at", job."locked_at") < statement_timestamp() - limits.ttl
+                           AND GREATEST(job."heartbeat_at", job."locked_at") <= this_call.silent_by::timestamptz
+                           AND job."id" <> ALL (this_call.skipped::uuid[])
+                               AND (NOT (SELECT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                                         WHERE refused."table" = 'executor_jobs'
+                                                           AND refused.verb = 'reap'))
+                                    OR NOT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                                    WHERE refused."table" = 'executor_jobs'
+                                                      AND refused.verb = 'reap'
+                                                      AND refused.key = job."id"::text))
+                         ORDER BY GREATEST(job."heartbeat_at", job."locked_at")
+                         LIMIT this_call.most
+                           FOR NO KEY UPDATE OF job SKIP LOCKED
+                    ),
+                    verdict AS MATERIALIZED (
+                        SELECT stale.*,
+                               stale.key_0 AS id,
+                               'lease_expired'::text AS reason,
+                               0 AS lease_epoch,
+                               decided.requeues,
+                               CASE WHEN NOT decided.requeues THEN 'timeout' END AS fail_code,
+                               statement_timestamp() AS run_again_at,
+                               CASE WHEN isfinite(stale.last_seen_at) THEN
+                                   round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
+                                         * 1000)::bigint END AS overdue_ms,
+                               'RECLAIMED_TTL' || ': Exceeded TTL (' || allowed.in_words || ')'
+                                   || CASE WHEN stale.attempt_count >= stale.max_attempts
+                                           THEN ' - Max attempts reached' ELSE '' END AS note
+                          FROM stale
+                         CROSS JOIN LATERAL (
+                               SELECT 'requeue' <> 'fail' AND stale.attempt_count < stale.max_attempts AS requeues
+                               ) AS decided
+                         CROSS JOIN LATERAL (
+                               SELECT extract(epoch FROM stale.ttl) AS sec
+                               ) AS allowance
+                         CROSS JOIN LATERAL (
+                               SELECT CASE WHEN allowance.sec >= 60 AND mod(allowance.sec, 60) = 0
+                                           THEN trunc(allowance.sec / 60)::text || ' min'
+                                           ELSE allowance.sec::float8::text || ' s' END AS in_words
+                               ) AS allowed
+                    ),
+                    reaped AS (
+                        UPDATE "public"."executor_jobs" AS job
+                           SET
+                               "attempts" = verdict.attempt_count - (true AND NOT verdict.requeues)::int,
+                               "locked_by" = NULL,
+                               "locked_at" = CASE WHEN verdict.requeues THEN NULL ELSE job."locked_at" END,
+                               "last_error" = left(verdict.note, 2147483647),
+                               "updated_at" = statement_timestamp(),
+                               "status" = -- The last branch is never used. It gives the words the type of the column, which may be an enum.
+                                          CASE WHEN verdict.requeues THEN 'queued'
+                                               WHEN NOT verdict.requeues THEN 'dead'
+                                               ELSE job."status" END
+                          FROM verdict
+                         WHERE job."id" = verdict."key_0" AND job."id" = ANY (ARRAY(SELECT key_0 FROM verdict))
+                        RETURNING verdict.*
+                    ),
+                    happened (job_id, type, details) AS (
+                        SELECT reaped.job_id,
+                               CASE WHEN reaped.requeues THEN 'reaper:requeued' ELSE 'reaper:failed(timeout)' END,
+                               jsonb_build_object(
+                                   'reason', reaped.reason,
+                                   'locked_by', reaped.locked_by,
+                                   'stage', reaped.stage,
+                                   'attempt', reaped.attempt_count,
+                                   'claimed_at', to_char(reaped.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                                   'last_heartbeat_at', to_char(reaped.last_seen_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                                   'ttl_sec', extract(epoch FROM reaped.ttl)::float8,
+                                   'overdue_ms', reaped.overdue_ms,
+                                   'note', reaped.note,
+                                   'reaper', ('sql:' || pg_backend_pid()::text)::text)
+                          FROM reaped
+                    ),
+                    event (job_id, data) AS (
+                        SELECT happened.job_id,
+                               jsonb_build_object(
+                                   'type', happened.type,
+                                   'table', 'executor_jobs'::text,
+                                   'details', happened.details,
+                                   -- In a query of its own, it is written once for all events.
+                                   'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+                          FROM happened
+                    ),
+                    -- A trigger may keep an event out. Nothing reads here whether it did: the change of the job counts.
+                    recorded AS (
+                        INSERT INTO "public"."job_events" (job_id, data)
+                        SELECT job_id, data FROM event
+                    ),
+                    counted AS (
+                        INSERT INTO "public"."jobreaper_totals" (name, "table", stage, count, microseconds)
+                        SELECT CASE WHEN requeues THEN 'requeues' ELSE 'failures' END, 'executor_jobs',
+                               left(coalesce(stage, ''), 255), count(*),
+                               LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
+                          FROM reaped
+                         GROUP BY requeues, left(coalesce(stage, ''), 255)
+                    )
+                    SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+                           CASE WHEN requeues THEN
+                               round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint
+                           END AS run_again_in_ms
+                      FROM reaped
+                     WHERE -- A trigger that returns NULL keeps a row from being written without an error, and a rule may. Such a
+                           -- row would be first in line again, its job would count as finished, its lease as lost. So it becomes
+                           -- an error, as of any row that cannot be written.
+                           (SELECT CASE WHEN count(*) = (SELECT count(*) FROM reaped) THEN true
+                                        ELSE ('a trigger or a rule suppressed the write of ' || (count(*) - (SELECT count(*) FROM reaped))::text
+                                              || ' row(s)')::boolean END
+                              FROM verdict)
+                LOOP
+                    "reclaim_stale_jobs".job_id := taken.id::text;
+                    "reclaim_stale_jobs".outcome := CASE WHEN taken.fail_code IS NULL THEN 'requeued' ELSE 'failed' END;
+                    requeued := requeued + (taken.fail_code IS NULL)::int;
+                    failed := failed + (taken.fail_code IS NOT NULL)::int;
+                    RETURN NEXT;
+                END LOOP;
+                EXIT;
+            -- OTHERS does not catch a failed ASSERT in a trigger.
+            EXCEPTION WHEN OTHERS OR assert_failure THEN
+                -- If the table refuses even a batch without rows, the problem is the table itself.
+                IF most = 0 OR SQLSTATE IN ('25006', '25P03', '25P04', '40001', '40P01', '53300', '55P03', '57P01', '57P02', '57P03', '57P05') OR left(SQLSTATE, 2) IN ('53', '57', '58') THEN
+                    RAISE;
+                END IF;
+                most := 0;
+            END;
+        END LOOP;
+        again := most > 0;
+        LOOP
+            EXIT WHEN again AND NOT EXISTS (-- Whether a remembered row is due for another try.
+                                            SELECT FROM "public"."jobreaper_refused_rows"
+                                             WHERE "table" = 'executor_jobs'
+                                               AND verb = 'reap'
+                                               AND next_try_at <= statement_timestamp());
+            tried_before := tried;
+            refused := '{}';
+            refusals := '{}';
+            -- Each candidate is tried alone, so that one that cannot be written does not stop the others.
+            FOR candidate IN
+                -- Dry run of a pass: its verdicts, nothing locked and nothing written.
+                WITH
+                stale AS MATERIALIZED (
+                    SELECT job."id" AS "key_0",
+                           job."id"::text AS job_id,
+                           job."type"::text AS stage,
+                           job."locked_by"::text AS locked_by,
+                           coalesce(job."attempts"::int, 0) + 1 AS attempt_count,
+                           coalesce(NULL::int, 11) AS max_attempts,
+                           job."locked_at"::timestamptz AS claimed_at,
+                           GREATEST(job."heartbeat_at", job."locked_at") AS last_seen_at,
+                           limits.ttl
+                      FROM "public"."executor_jobs" AS job
+                      JOIN (SELECT * FROM (VALUES ('protect_document_v2', make_interval(secs => 300.0)), ('document.protected', make_interval(secs => 300.0)), ('build_artifact', make_interval(secs => 900.0)), ('run_tsa', make_interval(secs => 1800.0)), ('submit_anchor_polygon', make_interval(secs => 3600.0)), ('submit_anchor_bitcoin', make_interval(secs => 3600.0))) AS limits (stage, ttl)) AS limits ON limits.stage = job."type"::text
+                     WHERE job."status" IN ('running', 'processing')
+                       AND GREATEST(job."heartbeat_at", job."locked_at") < statement_timestamp() - limits.ttl
+                       AND GREATEST(job."heartbeat_at", job."locked_at") <= this_call.silent_by::timestamptz
+                       AND CASE WHEN this_call.again
+                                THEN EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                              WHERE refused."table" = 'executor_jobs'
+                                                AND refused.verb = 'reap'
+                                                AND refused.key = job."id"::text
+                                                AND refused.next_try_at <= statement_timestamp())
+                                ELSE job."id" <> ALL (this_call.skipped::uuid[])
+                                     AND (NOT (SELECT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                                               WHERE refused."table" = 'executor_jobs'
+                                                                 AND refused.verb = 'reap'))
+                                          OR NOT EXISTS (SELECT FROM "public"."jobreaper_refused_rows" AS refused
+                                                          WHERE refused."table" = 'executor_jobs'
+                                                            AND refused.verb = 'reap'
+                                                            AND refused.key = job."id"::text)) END
+                     ORDER BY GREATEST(job."heartbeat_at", job."locked_at")
+                     LIMIT "reclaim_stale_jobs".batch
+                ),
+                verdict AS MATERIALIZED (
+                    SELECT stale.*,
+                           stale.key_0 AS id,
+                           'lease_expired'::text AS reason,
+                           0 AS lease_epoch,
+                           decided.requeues,
+                           CASE WHEN NOT decided.requeues THEN 'timeout' END AS fail_code,
+                           statement_timestamp() AS run_again_at,
+                           CASE WHEN isfinite(stale.last_seen_at) THEN
+                               round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
+                                     * 1000)::bigint END AS overdue_ms,
+                           'RECLAIMED_TTL' || ': Exceeded TTL (' || allowed.in_words || ')'
+                               || CASE WHEN stale.attempt_count >= stale.max_attempts
+                                       THEN ' - Max attempts reached' ELSE '' END AS note
+                      FROM stale
+                     CROSS JOIN LATERAL (
+                           SELECT 'requeue' <> 'fail' AND stale.attempt_count < stale.max_attempts AS requeues
+                           ) AS decided
+                     CROSS JOIN LATERAL (
+                           SELECT extract(epoch FROM stale.ttl) AS sec
+                           ) AS allowance
+                     CROSS JOIN LATERAL (
+                           SELECT CASE WHEN allowance.sec >= 60 AND mod(allowance.sec, 60) = 0
+                                       THEN trunc(allowance.sec / 60)::text || ' min'
+                                       ELSE allowance.sec::float8::text || ' s' END AS in_words
+                           ) AS allowed
+                )
+                SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+                       CASE WHEN requeues THEN
+                           round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint
+                       END AS run_again_in_ms
+                  FROM verdict
+                 ORDER BY last_seen_at
+            LOOP
+                BEGIN
+                    -- Reclaim: one batch of running jobs of a table without leases, whose last sign of life is older
+                    -- than their type allows, goes back to the queue, or fails if the attempts are used up.
+                    --
+                    -- A type without a time to live is never reclaimed.
+                    WITH
+                    stale AS MATERIALIZED (
+                        SELECT job."id" AS "key_0",
+                               job."id"::text AS job_id,
+                               job."type"::text AS stage,
+                               job."locked_by"::text AS locked_by,
+                               coalesce(job."attempts"::int, 0) + 1 AS attempt_count,
+                               coalesce(NULL::int, 11) AS max_attempts,
+                               job."locked_at"::timestamptz AS claimed_at,
+                               GREATEST(job."heartbeat_at", job."locked_at") AS last_seen_at,
+                               limits.ttl
+                          FROM (SELECT * FROM "public"."executor_jobs" AS job WHERE job."id" = candidate.id OFFSET 0) AS job
+                          JOIN (SELECT * FROM (VALUES ('protect_document_v2', make_interval(secs => 300.0)), ('document.protected', make_interval(secs => 300.0)), ('build_artifact', make_interval(secs => 900.0)), ('run_tsa', make_interval(secs => 1800.0)), ('submit_anchor_polygon', make_interval(secs => 3600.0)), ('submit_anchor_bitcoin', make_interval(secs => 3600.0))) AS limits (stage, ttl)) AS limits ON limits.stage = job."type"::text
+                         WHERE job."status" IN ('running', 'processing')
+                           AND GREATEST(job."heartbeat_at", job."locked_at") < statement_timestamp() - limits.ttl
+                           AND GREATEST(job."heartbeat_at", job."locked_at") <= this_call.silent_by::timestamptz
+                           AND true
+                         ORDER BY GREATEST(job."heartbeat_at", job."locked_at")
+                         LIMIT "reclaim_stale_jobs".batch
+                           FOR NO KEY UPDATE OF job SKIP LOCKED
+                    ),
+                    verdict AS MATERIALIZED (
+                        SELECT stale.*,
+                               stale.key_0 AS id,
+                               'lease_expired'::text AS reason,
+                               0 AS lease_epoch,
+                               decided.requeues,
+                               CASE WHEN NOT decided.requeues THEN 'timeout' END AS fail_code,
+                               statement_timestamp() AS run_again_at,
+                               CASE WHEN isfinite(stale.last_seen_at) THEN
+                                   round(extract(epoch FROM statement_timestamp() - stale.last_seen_at - stale.ttl)
+                                         * 1000)::bigint END AS overdue_ms,
+                               'RECLAIMED_TTL' || ': Exceeded TTL (' || allowed.in_words || ')'
+                                   || CASE WHEN stale.attempt_count >= stale.max_attempts
+                                           THEN ' - Max attempts reached' ELSE '' END AS note
+                          FROM stale
+                         CROSS JOIN LATERAL (
+                               SELECT 'requeue' <> 'fail' AND stale.attempt_count < stale.max_attempts AS requeues
+                               ) AS decided
+                         CROSS JOIN LATERAL (
+                               SELECT extract(epoch FROM stale.ttl) AS sec
+                               ) AS allowance
+                         CROSS JOIN LATERAL (
+                               SELECT CASE WHEN allowance.sec >= 60 AND mod(allowance.sec, 60) = 0
+                                           THEN trunc(allowance.sec / 60)::text || ' min'
+                                           ELSE allowance.sec::float8::text || ' s' END AS in_words
+                               ) AS allowed
+                    ),
+                    reaped AS (
+                        UPDATE "public"."executor_jobs" AS job
+                           SET
+                               "attempts" = verdict.attempt_count - (true AND NOT verdict.requeues)::int,
+                               "locked_by" = NULL,
+                               "locked_at" = CASE WHEN verdict.requeues THEN NULL ELSE job."locked_at" END,
+                               "last_error" = left(verdict.note, 2147483647),
+                               "updated_at" = statement_timestamp(),
+                               "status" = -- The last branch is never used. It gives the words the type of the column, which may be an enum.
+                                          CASE WHEN verdict.requeues THEN 'queued'
+                                               WHEN NOT verdict.requeues THEN 'dead'
+                                               ELSE job."status" END
+                          FROM verdict
+                         WHERE job."id" = verdict."key_0" AND job."id" = ANY (ARRAY(SELECT key_0 FROM verdict))
+                        RETURNING verdict.*
+                    ),
+                    happened (job_id, type, details) AS (
+                        SELECT reaped.job_id,
+                               CASE WHEN reaped.requeues THEN 'reaper:requeued' ELSE 'reaper:failed(timeout)' END,
+                               jsonb_build_object(
+                                   'reason', reaped.reason,
+                                   'locked_by', reaped.locked_by,
+                                   'stage', reaped.stage,
+                                   'attempt', reaped.attempt_count,
+                                   'claimed_at', to_char(reaped.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                                   'last_heartbeat_at', to_char(reaped.last_seen_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                                   'ttl_sec', extract(epoch FROM reaped.ttl)::float8,
+                                   'overdue_ms', reaped.overdue_ms,
+                                   'note', reaped.note,
+                                   'reaper', ('sql:' || pg_backend_pid()::text)::text)
+                          FROM reaped
+                    ),
+                    event (job_id, data) AS (
+                        SELECT happened.job_id,
+                               jsonb_build_object(
+                                   'type', happened.type,
+                                   'table', 'executor_jobs'::text,
+                                   'details', happened.details,
+                                   -- In a query of its own, it is written once for all events.
+                                   'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+                          FROM happened
+                    ),
+                    -- A trigger may keep an event out. Nothing reads here whether it did: the change of the job counts.
+                    recorded AS (
+                        INSERT INTO "public"."job_events" (job_id, data)
+                        SELECT job_id, data FROM event
+                    ),
+                    counted AS (
+                        INSERT INTO "public"."jobreaper_totals" (name, "table", stage, count, microseconds)
+                        SELECT CASE WHEN requeues THEN 'requeues' ELSE 'failures' END, 'executor_jobs',
+                               left(coalesce(stage, ''), 255), count(*),
+                               LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
+                          FROM reaped
+                         GROUP BY requeues, left(coalesce(stage, ''), 255)
+                    )
+                    SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+                           CASE WHEN requeues THEN
+                               round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint
+                           END AS run_again_in_ms
+                      FROM reaped
+                     WHERE -- A trigger that returns NULL keeps a row from being written without an error, and a rule may. Such a
+                           -- row would be first in line again, its job would count as finished, its lease as lost. So it becomes
+                           -- an error, as of any row that cannot be written.
+                           (SELECT CASE WHEN count(*) = (SELECT count(*) FROM reaped) THEN true
+                                        ELSE ('a trigger or a rule suppressed the write of ' || (count(*) - (SELECT count(*) FROM reaped))::text
+                                              || ' row(s)')::boolean END
+                              FROM verdict)
+                    INTO taken;
+                    tried := tried + 1;
+                    IF FOUND THEN
+                        -- Check what was written by one try, and no more than that.
+                        IF deferred IS NOT NULL THEN
+                            EXECUTE 'SET CONSTRAINTS ' || deferred || ' IMMEDIATE';
+                            EXECUTE 'SET CONSTRAINTS ' || deferred || ' DEFERRED';
+                        END IF;
+                        "reclaim_stale_jobs".job_id := taken.id::text;
+                        "reclaim_stale_jobs".outcome := CASE WHEN taken.fail_code IS NULL THEN 'requeued' ELSE 'failed' END;
+                        requeued := requeued + (taken.fail_code IS NULL)::int;
+                        failed := failed + (taken.fail_code IS NOT NULL)::int;
+                        RETURN NEXT;
+                        written := array_append(written, candidate.id::text);
+                    ELSE
+                        skipped := array_append(skipped, candidate.id::uuid);
+                        locked := array_append(locked, candidate.id::text);
+                    END IF;
+                -- OTHERS does not catch a failed ASSERT in a trigger.
+                EXCEPTION WHEN OTHERS OR assert_failure THEN
+                    IF SQLSTATE IN ('25006', '25P03', '25P04', '40001', '40P01', '53300', '55P03', '57P01', '57P02', '57P03', '57P05') OR left(SQLSTATE, 2) IN ('53', '57', '58') THEN
+                        RAISE;
+                    END IF;
+                    -- What may be told of an error: its first line, if PostgreSQL quotes no values in it.
+                    said := left(CASE WHEN SQLERRM ~ 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]' THEN substring(SQLERRM FROM 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]')
+                                      WHEN (left(SQLSTATE, 2) IN ('22', '2F', '38', '39', 'HV')
+                                            OR SQLSTATE IN ('42601', '42602', '42622'))
+                                           AND SQLSTATE NOT IN ('22001', '22012')
+                                      THEN 'SQLSTATE ' || SQLSTATE
+                                      ELSE split_part(SQLERRM, chr(10), 1) END, 1000);
+                    tried := tried + 1;
+                    refused := array_append(refused, candidate.id::text);
+                    refusals := array_append(refusals, said);
+                    bad_rows := bad_rows + 1;
+                    IF bad_rows <= 20 THEN
+                        problems := problems || format('%s: job %s: %s', 'executor_jobs', candidate.id, said);
+                        RAISE WARNING 'cannot reap job %: % (%)', candidate.id, said, SQLSTATE;
+                    END IF;
+                END;
+                EXIT WHEN clock_timestamp() > began + 30 * interval '1 second';
+            END LOOP;
+            BEGIN
+                FOR taken IN -- Remember rows that could not be written, and leave them out for a minute, twice as long each
+                             -- further time, up to an hour. In the order of their keys, so that two passes do not wait for each
+                             -- other.
+                             INSERT INTO "public"."jobreaper_refused_rows" AS refused
+                                    ("table", verb, key, error, tries, next_try_at)
+                             SELECT 'executor_jobs', 'reap', given.key, given.error, 1,
+                                    statement_timestamp() + interval '1 minute'
+                               FROM unnest(this_call.refused::text[], this_call.refusals::text[]) AS given (key, error)
+                              ORDER BY given.key
+                             ON CONFLICT ("table", verb, key) DO UPDATE
+                                SET error = excluded.error,
+                                    tries = refused.tries + 1,
+                                    next_try_at = statement_timestamp()
+                                        + LEAST(interval '1 minute' * 2 ^ LEAST(refused.tries, 20), interval '1 hour')
+                              WHERE refused.next_try_at <= statement_timestamp()
+                             RETURNING key LOOP END LOOP;
+                IF again THEN
+                    FOR taken IN -- Forget rows that could be written. If all rows that were due before a moment have been tried,
+                                 -- also forget those that were not found: they are finished or deleted, or have a valid lease again,
+                                 -- and are not only locked.
+                                 DELETE FROM "public"."jobreaper_refused_rows"
+                                  WHERE "table" = 'executor_jobs'
+                                    AND verb = 'reap'
+                                    AND (key = ANY (this_call.written::text[])
+                                         OR this_call.tried - this_call.tried_before < "reclaim_stale_jobs".batch
+                                            AND next_try_at <= statement_timestamp()
+                                            AND key <> ALL (this_call.locked::text[]))
+                                 RETURNING key LOOP END LOOP;
+                END IF;
+            EXCEPTION WHEN OTHERS THEN
+                -- What may be told of an error: its first line, if PostgreSQL quotes no values in it.
+                said := left(CASE WHEN SQLERRM ~ 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]' THEN substring(SQLERRM FROM 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]')
+                                  WHEN (left(SQLSTATE, 2) IN ('22', '2F', '38', '39', 'HV')
+                                        OR SQLSTATE IN ('42601', '42602', '42622'))
+                                       AND SQLSTATE NOT IN ('22001', '22012')
+                                  THEN 'SQLSTATE ' || SQLSTATE
+                                  ELSE split_part(SQLERRM, chr(10), 1) END, 1000);
+                problems := problems || format('%s: rows that cannot be written are not remembered: %s',
+                                               'executor_jobs', said);
+                skipped := skipped || refused::uuid[];
+            END;
+            EXIT WHEN again;
+            -- It returns nothing only if there is nothing left to reap.
+            again := requeued + failed > 0 OR tried = tried_before
+                OR clock_timestamp() > began + 30 * interval '1 second';
+        END LOOP;
+        IF bad_rows > 20 THEN
+            problems := problems || format('%s: %s more rows cannot be written',
+                'executor_jobs', to_char(bad_rows - 20, 'FM999,999,999'));
+        END IF;
+    END IF;
+    -- What cannot be recorded undoes nothing that was reaped.
+    BEGIN
+        INSERT INTO "public"."jobreaper_passes"
+               (started_at, duration_ms, trigger, reaper, counts, requeued, failed, held,
+                held_reason, silent_until, error)
+        VALUES (statement_timestamp(),
+                extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000,
+                'sql',
+                'sql:' || pg_backend_pid()::text,
+                jsonb_build_object('executor_jobs',
+                                   jsonb_build_object('requeued', requeued, 'failed', failed)),
+                requeued, failed, reason_to_hold IS NOT NULL, reason_to_hold,
+                this_call.silent_until,
+                nullif(array_to_string(problems, chr(10)), ''));
+        IF silent_by > '-infinity' THEN
+            INSERT INTO "public"."jobreaper_totals" (name, "table", microseconds)
+            VALUES ('scans', 'executor_jobs',
+                    extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000);
+            INSERT INTO "public"."jobreaper_totals" (name, "table")
+            SELECT 'clean_scans', 'executor_jobs' WHERE problems = '{}';
+        END IF;
+        INSERT INTO "public"."jobreaper_totals" (name, "table")
+        SELECT 'held_passes', '' WHERE reason_to_hold IS NOT NULL
+         UNION ALL
+        SELECT 'common_silences', '' WHERE this_call.silent_until IS NOT NULL;
+    EXCEPTION WHEN OTHERS THEN
+        -- What may be told of an error: its first line, if PostgreSQL quotes no values in it.
+        said := left(CASE WHEN SQLERRM ~ 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]' THEN substring(SQLERRM FROM 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]')
+                          WHEN (left(SQLSTATE, 2) IN ('22', '2F', '38', '39', 'HV')
+                                OR SQLSTATE IN ('42601', '42602', '42622'))
+                               AND SQLSTATE NOT IN ('22001', '22012')
+                          THEN 'SQLSTATE ' || SQLSTATE
+                          ELSE split_part(SQLERRM, chr(10), 1) END, 1000);
+        RAISE WARNING 'the pass could not be recorded: % (%)', said, SQLSTATE;
+    END;
+    BEGIN
+        FOR taken IN
+            -- Fold: assign names to new stages, and merge each total into one row, its oldest. This is one
+            -- statement, so that a reader sees the state before or after. Rows that another fold has locked and
+            -- rows that are not committed yet are left to the next fold, so nothing waits.
+            WITH
+            -- Names: which stages have a series of their own. A name is given once and never taken back, or the
+            -- counters would go down. Stages with a policy have one without a place, of the others the first
+            -- few of each table. One transaction at a time gives names, and the others do not wait for it: what
+            -- was committed since this statement began is a conflict, and left as it is.
+            named AS (
+                INSERT INTO "public"."jobreaper_stages" ("table", stage, place)
+                SELECT "table", stage, place
+                  FROM (SELECT "table", stage,
+                               CASE WHEN NOT is_known
+                                    THEN (SELECT coalesce(max(named.place), 0)
+                                            FROM "public"."jobreaper_stages" AS named
+                                           WHERE named."table" = unnamed."table")
+                                         + row_number() OVER (PARTITION BY "table", is_known ORDER BY min(id))
+                               END AS place
+                          FROM (SELECT total.*, total.stage = ANY ((SELECT array_agg(policy.stage) FROM "public"."jobreaper_policies"() AS policy)::text[]) AS is_known
+                                  FROM "public"."jobreaper_totals" AS total
+                                  LEFT JOIN "public"."jobreaper_stages" AS named USING ("table", stage)
+                                 WHERE named.id IS NULL) AS unnamed
+                         GROUP BY "table", stage, is_known) AS placed
+                 WHERE (place IS NULL OR place <= 50)
+                   AND pg_try_advisory_xact_lock(hashtext('jobreaper stages'), hashtext("table"))
+                ON CONFLICT DO NOTHING
+            ),
+            total AS MATERIALIZED (
+                SELECT * FROM "public"."jobreaper_totals" FOR UPDATE SKIP LOCKED
+            ),
+            labelled AS MATERIALIZED (
+                SELECT id, name, "table", coalesce(label, stage) AS stage, count, microseconds, last_at
+                  FROM (-- The rows of `total` with their stage as a label. Once all names of a table are assigned, stages
+                        -- without a name share one, so that the number of series is limited. Until then, a stage without a
+                        -- name has no label, because its label is not known yet.
+                        SELECT total.*,
+                               CASE WHEN named.id IS NOT NULL OR total.stage = ANY ((SELECT array_agg(policy.stage) FROM "public"."jobreaper_policies"() AS policy)::text[])
+                                    THEN total.stage
+                                    WHEN last_named.id IS NOT NULL
+                                    THEN 'other'
+                               END AS label
+                          FROM total
+                          LEFT JOIN "public"."jobreaper_stages" AS named
+                            ON named."table" = total."table"
+                           AND named.stage = total.stage
+                          LEFT JOIN "public"."jobreaper_stages" AS last_named
+                            ON last_named."table" = total."table"
+                           AND last_named.place = 50) AS labelled
+            ),
+            folded AS (
+                SELECT name, "table", stage,
+                       min(id) AS id,
+                       LEAST(sum(count), 9223372036854775807) AS count,
+                       LEAST(sum(microseconds), 9223372036854775807) AS microseconds,
+                       max(last_at) AS last_at
+                  FROM labelled
+                 GROUP BY name, "table", stage
+                HAVING count(*) > 1
+            ),
+            merged AS (
+                DELETE FROM "public"."jobreaper_totals" AS total
+                 USING labelled JOIN folded USING (name, "table", stage)
+                 WHERE total.id = labelled.id
+                   AND labelled.id <> folded.id
+            )
+            UPDATE "public"."jobreaper_totals" AS total
+               SET stage = folded.stage,
+                   count = folded.count,
+                   microseconds = folded.microseconds,
+                   last_at = folded.last_at
+              FROM folded
+             WHERE total.id = folded.id
+            RETURNING total.id
+        LOOP
+        END LOOP;
+    EXCEPTION WHEN OTHERS THEN
+        -- What may be told of an error: its first line, if PostgreSQL quotes no values in it.
+        said := left(CASE WHEN SQLERRM ~ 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]' THEN substring(SQLERRM FROM 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]')
+                          WHEN (left(SQLSTATE, 2) IN ('22', '2F', '38', '39', 'HV')
+                                OR SQLSTATE IN ('42601', '42602', '42622'))
+                               AND SQLSTATE NOT IN ('22001', '22012')
+                          THEN 'SQLSTATE ' || SQLSTATE
+                          ELSE split_part(SQLERRM, chr(10), 1) END, 1000);
+        RAISE WARNING 'the totals could not be folded: % (%)', said, SQLSTATE;
+    END;
+END
+$body$

@@ -1,0 +1,88 @@
+-- Renew a lease; false means that it is lost.
+CREATE OR REPLACE FUNCTION "office"."Errands_heartbeat"(job_id bigint, worker text, epoch bigint DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = "pg_catalog", "pg_temp"
+SET TimeZone = 'UTC'
+SET DateStyle = 'ISO'
+AS $body$
+#variable_conflict use_column
+DECLARE
+    -- Without an epoch, the worker's name is the proof.
+    held_epoch bigint := coalesce("Errands_heartbeat".epoch, (
+        SELECT job."fence"
+          FROM "office"."Errands" AS job
+         WHERE job."Number" = "Errands_heartbeat".job_id
+           AND job."worker" = "Errands_heartbeat".worker
+           AND job."State" IN ('running', 'finishing')));
+    beat record;
+BEGIN
+    -- Heartbeat: renew all leases that this process holds in one table.
+    --
+    -- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
+    -- says that the lease stands. An epoch below that of the lease means that the claim is not
+    -- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+    WITH policies AS MATERIALIZED (
+        -- One row per stage; the default policy has the stage ''.
+        SELECT policy.stage,
+               policy.lease_sec,
+               policy.sla_factor,
+               policy.max_runtime_sec * interval '1 second' AS max_runtime,
+               policy.backoff_ms,
+               policy.on_expiry,
+               policy.max_reaps,
+               coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
+          FROM "public"."jobreaper_policies"() AS policy
+    ),
+    lease AS MATERIALIZED (
+        SELECT *
+          FROM unnest(ARRAY["Errands_heartbeat".job_id]::bigint[], ARRAY[held_epoch]::bigint[], ARRAY["Errands_heartbeat".worker]::text[])
+               WITH ORDINALITY AS lease (id, epoch, worker, place)
+    ),
+    reachable AS MATERIALIZED (
+        SELECT job."Number" AS id
+          FROM "office"."Errands" AS job
+          JOIN lease ON lease.id = job."Number" AND lease.epoch = job."fence"
+                    AND lease.worker = job."worker"::text
+         WHERE job."State" IN ('running', 'finishing')
+           FOR NO KEY UPDATE OF job SKIP LOCKED
+    ),
+    renewed AS (
+        UPDATE "office"."Errands" AS job
+           SET "seen" = statement_timestamp(),
+               "leased until" = -- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
+                                -- read.
+                                GREATEST('epoch', LEAST(
+                                    statement_timestamp() + make_interval(secs => LEAST(
+                                        GREATEST(policy.lease_sec,
+                                                 coalesce(job."expected_ms", 0) / 1000.0 * policy.sla_factor),
+                                        31622400)),
+                                    job."hard_end"))
+          FROM policies AS policy
+         WHERE job."Number" = ANY (ARRAY(SELECT id FROM reachable))
+           AND policy.stage = CASE WHEN job."kind"::text IN (SELECT stage FROM policies) THEN job."kind"::text ELSE '' END
+        RETURNING job."Number" AS id, job."leased until" AS lease_expires_at
+    )
+    SELECT coalesce(job."State" IN ('running', 'finishing') AND job."fence" = lease.epoch
+                        AND job."worker"::text = lease.worker
+                    OR job."fence" < lease.epoch, false) AS held,
+           extract(epoch FROM renewed.lease_expires_at - statement_timestamp())::float8
+               AS lease_remaining_sec,
+           renewed.lease_expires_at,
+           job."State" AS status,
+           job."fence" AS epoch
+      FROM lease
+      LEFT JOIN renewed ON renewed.id = lease.id
+      LEFT JOIN "office"."Errands" AS job ON job."Number" = lease.id
+     WHERE -- A trigger that returns NULL keeps a row from being written without an error, and a rule may. Such a
+           -- row would be first in line again, its job would count as finished, its lease as lost. So it becomes
+           -- an error, as of any row that cannot be written.
+           (SELECT CASE WHEN count(*) = (SELECT count(*) FROM renewed) THEN true
+                        ELSE ('a trigger or a rule suppressed the write of ' || (count(*) - (SELECT count(*) FROM renewed))::text
+                              || ' row(s)')::boolean END
+              FROM (SELECT DISTINCT id FROM reachable) AS job)
+     ORDER BY lease.place
+    INTO beat;
+    RETURN coalesce(beat.held AND beat.epoch = held_epoch, false);
+END
+$body$

@@ -1,0 +1,2 @@
+-- How many jobs have a status, as the planner estimates it, without reading a row.
+EXPLAIN (FORMAT JSON) SELECT FROM "jobs" AS job WHERE job."status" = 'queued'

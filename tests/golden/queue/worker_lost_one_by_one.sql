@@ -1,0 +1,221 @@
+-- The body of a DO: the candidates of a verb are tried one by one. The results are in a cursor,
+-- because a DO does not return a result.
+#variable_conflict use_column
+DECLARE
+    began timestamptz := clock_timestamp();
+    candidate record;
+    taken record;
+    said text;
+    tried jsonb[] := '{}';
+    answer refcursor := 'jobreaper_tried';
+BEGIN
+    -- Each candidate is tried alone, so that one that cannot be written does not stop the others.
+    FOR candidate IN
+        -- The jobs that a worker has, to take them back one by one.
+        SELECT job."id" AS id
+          FROM "jobreaper_jobs" AS job
+         WHERE job."status" = 'processing'
+           AND job."locked_by" = %(worker)s
+         ORDER BY job."id"
+    LOOP
+        BEGIN
+            -- Worker lost: take back at once the leases of a process that is known to be dead. The reason says
+            -- whether it had been told to stop.
+            WITH policies AS MATERIALIZED (
+                -- One row per stage; the default policy has the stage ''.
+                SELECT policy.stage,
+                       policy.lease_sec,
+                       policy.sla_factor,
+                       policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                       policy.backoff_ms,
+                       policy.on_expiry,
+                       policy.max_reaps,
+                       coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
+                  FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
+                       backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+            ),
+            lost AS MATERIALIZED (
+                SELECT job."id" AS id,
+                       job."stage" AS stage,
+                       job."locked_by" AS locked_by,
+                       coalesce(job."attempt_count"::int, 0) AS attempt_count,
+                       coalesce(job."max_attempts"::int, 3) AS max_attempts,
+                       coalesce(job."reap_count", 0) AS reap_count,
+                       coalesce(job."lease_epoch", 0) AS lease_epoch,
+                       job."claimed_at" AS claimed_at,
+                       job."last_heartbeat_at" AS last_heartbeat_at,
+                       job."lease_expires_at" AS lease_expires_at,
+                       job."deadline_at" AS deadline_at,
+                       statement_timestamp() AS ended_at,
+                       %(reason)s::text AS cause,
+                       %(how)s::text AS fail_reason
+                  FROM (SELECT * FROM "jobreaper_jobs" AS job WHERE job."id" = candidate.id OFFSET 0) AS job
+                 WHERE job."status" = 'processing'
+                   AND job."locked_by" = %(worker)s
+                 ORDER BY job."id"
+                   FOR NO KEY UPDATE OF job
+            ),
+            -- The verdict on each lost job. After a worker that is known to be dead, there is no wait the first
+            -- time; the second time, the job may be the reason. It is not if the worker had been told to stop: that
+            -- costs no attempt, and no wait either.
+            verdict AS MATERIALIZED (
+                SELECT job.*,
+                       why.reason,
+                       decided.fail_code,
+                       decided.fail_code IS NULL AS requeues,
+                       (decided.fail_code IS NULL
+                        AND (budget.counts_reaps OR why.reason = 'worker_stopped'))::int
+                           AS attempts_given_back,
+                       (why.reason <> 'worker_stopped')::int AS reaps,
+                       CASE WHEN why.reason = 'worker_stopped'
+                              OR why.reason = 'worker_lost' AND job.reap_count = 0
+                            THEN statement_timestamp()
+                            ELSE statement_timestamp() + policy.backoff_ms[LEAST(GREATEST(job.attempt_count, 1), cardinality(policy.backoff_ms))]
+                                                             * interval '1 millisecond' END AS run_again_at,
+                       -- '-infinity', which a person may write in psql, has no distance from now.
+                       CASE WHEN isfinite(job.ended_at) THEN
+                           round(extract(epoch FROM statement_timestamp() - job.ended_at) * 1000)::bigint
+                           END AS overdue_ms
+                  FROM lost AS job
+                  JOIN policies AS policy ON policy.stage = CASE WHEN job."stage" IN (SELECT stage FROM policies) THEN job."stage" ELSE '' END
+                 CROSS JOIN LATERAL (
+                       SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
+                                   WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                   ELSE 'lease_expired' END AS reason
+                       ) AS why
+                 CROSS JOIN LATERAL (
+                       SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                              CASE why.reason WHEN 'lease_expired' THEN 'timeout'
+                                              WHEN 'worker_stopped' THEN 'worker_lost'
+                                              ELSE why.reason END AS code
+                       ) AS budget
+                 CROSS JOIN LATERAL (
+                       SELECT CASE
+                              WHEN policy.on_expiry = 'fail' THEN budget.code
+                              WHEN why.reason = 'worker_stopped' THEN NULL
+                              WHEN budget.counts_reaps THEN
+                                   CASE WHEN job.reap_count >= policy.max_reaps - 1 THEN 'poison' END
+                              WHEN job.attempt_count >= job.max_attempts THEN budget.code
+                              END AS fail_code
+                       ) AS decided
+            ),
+            -- `= ANY (ARRAY(...))` makes the planner find the jobs by their keys. With only a join on the
+            -- verdicts, it may read the whole table for every batch.
+            reaped AS (
+                UPDATE "jobreaper_jobs" AS job
+                   SET "status" = -- The last branch is never used. It gives the words the type of the column, which may be an enum.
+                                  CASE WHEN verdict.requeues THEN 'queued'
+                                       WHEN NOT verdict.requeues THEN 'failed'
+                                       ELSE job."status" END,
+                       "lease_epoch" = verdict.lease_epoch + 1,
+                       "reap_count" = verdict.reap_count + verdict.reaps,
+                       "attempt_count" = GREATEST(verdict.attempt_count - verdict.attempts_given_back, 0),
+                       "next_earliest_run_at" = CASE WHEN verdict.requeues THEN verdict.run_again_at
+                                                     ELSE job."next_earliest_run_at" END,
+                       "finished_at" = CASE WHEN verdict.requeues THEN job."finished_at"
+                                            ELSE statement_timestamp() END,
+                       "fail_code" = CASE WHEN verdict.requeues THEN job."fail_code"
+                                          ELSE left(verdict.fail_code, 2147483647) END,
+                       "fail_reason" = CASE WHEN verdict.requeues THEN job."fail_reason"
+                                            ELSE left(coalesce(verdict.fail_reason, verdict.reason),
+                                                      2147483647) END,
+                       "updated_at" = statement_timestamp(),
+                       "locked_by" = NULL,
+                       "claimed_at" = NULL,
+                       "lease_expires_at" = NULL,
+                       "deadline_at" = NULL,
+                       "dispatched_at" = NULL
+                  FROM verdict
+                 WHERE job."id" = verdict.id
+                   AND job."id" = ANY (ARRAY(SELECT id FROM verdict))
+                RETURNING verdict.*
+            ),
+            happened (job_id, type, details) AS (
+                SELECT reaped.id::text,
+                       'job:worker_lost'::text,
+                       jsonb_build_object(
+                           'reason', reaped.reason,
+                           'how', reaped.fail_reason,
+                           'outcome', CASE WHEN reaped.requeues THEN 'queued' ELSE 'failed' END,
+                           'fail_code', reaped.fail_code,
+                           'locked_by', reaped.locked_by,
+                           'stage', reaped.stage,
+                           'attempt', reaped.attempt_count,
+                           'epoch', reaped.lease_epoch,
+                           'claimed_at', to_char(reaped.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                           'last_heartbeat_at',
+                               to_char(reaped.last_heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                           'reaper', %(reaper)s::text,
+                           'next_earliest_run_at', CASE WHEN reaped.requeues THEN
+                               to_char(reaped.run_again_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END)
+                  FROM reaped
+            ),
+            event (job_id, data) AS (
+                SELECT happened.job_id,
+                       jsonb_build_object(
+                           'type', happened.type,
+                           'table', 'jobreaper_jobs'::text,
+                           'details', happened.details,
+                           -- In a query of its own, it is written once for all events.
+                           'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+                  FROM happened
+            ),
+            -- A trigger may keep an event out. Nothing reads here whether it did: the change of the job counts.
+            recorded AS (
+                INSERT INTO job_events (job_id, data)
+                SELECT job_id, data FROM event
+            ),
+            counted AS (
+                INSERT INTO jobreaper_totals (name, "table", stage, count, microseconds)
+                SELECT CASE WHEN requeues THEN 'lost_and_requeued' ELSE 'lost_and_failed' END, 'jobreaper_jobs',
+                       left(coalesce(stage, ''), 255), count(*),
+                       LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
+                  FROM reaped
+                 GROUP BY requeues, left(coalesce(stage, ''), 255)
+            )
+            SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
+                   CASE WHEN requeues THEN
+                       round(extract(epoch FROM run_again_at - statement_timestamp()) * 1000)::bigint
+                   END AS run_again_in_ms
+              FROM reaped
+             WHERE -- A trigger that returns NULL keeps a row from being written without an error, and a rule may. Such a
+                   -- row would be first in line again, its job would count as finished, its lease as lost. So it becomes
+                   -- an error, as of any row that cannot be written.
+                   (SELECT CASE WHEN count(*) = (SELECT count(*) FROM reaped) THEN true
+                                ELSE ('a trigger or a rule suppressed the write of ' || (count(*) - (SELECT count(*) FROM reaped))::text
+                                      || ' row(s)')::boolean END
+                      FROM verdict)
+            INTO taken;
+            -- A check that runs only at the COMMIT would undo all of them. In a caller's transaction, it is not
+            -- known what else would be checked.
+            IF NOT %(nested)s THEN
+                SET CONSTRAINTS ALL IMMEDIATE;
+            END IF;
+            tried := array_append(tried, jsonb_build_object('key', candidate.id::text, 'id', candidate.id)
+                                         || CASE WHEN FOUND THEN to_jsonb(taken) ELSE '{}' END);
+        -- OTHERS does not catch a failed ASSERT in a trigger.
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            IF SQLSTATE IN ('25006', '25P03', '25P04', '40001', '40P01', '53300', '55P03', '57P01', '57P02', '57P03', '57P05') OR left(SQLSTATE, 2) IN ('53', '57', '58') THEN
+                RAISE;
+            END IF;
+            -- What may be told of an error: its first line, if PostgreSQL quotes no values in it.
+            said := left(CASE WHEN SQLERRM ~ 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]' THEN substring(SQLERRM FROM 'a trigger or a rule suppressed the write of [0-9]+ row[(]s[)]')
+                              WHEN (left(SQLSTATE, 2) IN ('22', '2F', '38', '39', 'HV')
+                                    OR SQLSTATE IN ('42601', '42602', '42622'))
+                                   AND SQLSTATE NOT IN ('22001', '22012')
+                              THEN 'SQLSTATE ' || SQLSTATE
+                              ELSE split_part(SQLERRM, chr(10), 1) END, 1000);
+            tried := array_append(tried, jsonb_build_object('key', candidate.id::text, 'id', candidate.id,
+                                                            'refusal', said));
+        END;
+        EXIT WHEN clock_timestamp() > began + %(search_sec)s * interval '1 second';
+    END LOOP;
+    OPEN answer FOR
+        SELECT one.*
+          FROM unnest(tried) WITH ORDINALITY AS each (try, place)
+         CROSS JOIN LATERAL jsonb_to_record(each.try) AS one (
+               key text, refusal text,
+               id uuid, stage text, reason text, fail_code text, locked_by text,
+               attempt_count bigint, lease_epoch bigint, overdue_ms bigint, run_again_in_ms bigint)
+         ORDER BY each.place;
+END
