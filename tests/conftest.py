@@ -10,11 +10,19 @@ from urllib.parse import quote, urlencode
 import psycopg
 import pytest
 from django.db import connection
+from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from jobreaper import logs
 from project.embedded import Postgres
+from tests.committed import emptying, transactional_db
+
+__all__ = ["emptying", "transactional_db"]
+
+# The same examples on every run, so that a change is to blame for a failure.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
 
 # A run in the background ignores Ctrl-C, and so would everything that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,7 +43,7 @@ def server(open_path: Path) -> Iterator[Postgres]:
     """A PostgreSQL of the test's own, which it may stop."""
     sockets = open_path / "sockets"
     sockets.mkdir()
-    server = Postgres(open_path, sockets)
+    server = Postgres(open_path, sockets, durable=False)
     server.start()
     yield server
     server.stop("immediate")

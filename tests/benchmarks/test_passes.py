@@ -14,9 +14,9 @@ from django.db import connection
 from psycopg import ClientCursor
 
 from jobreaper import conf, reap
+from jobreaper.identity import worker_id
 from jobreaper.reaper import DEFAULT_BATCH_SIZE
 from jobreaper.tables import table_of
-from jobreaper.worker import worker_id
 from project.media.models import Job
 from tests.benchmarks.conftest import EXPIRED, ROWS, Load, Report
 
@@ -34,6 +34,7 @@ def statement(batch: int) -> str:
     params = {
         "batch": batch,
         "skip": [],
+        "silent_by": "infinity",
         "only": None,
         "policies": conf.settings().policies_json,
         "reaper": worker_id(),
@@ -55,7 +56,7 @@ def by_hand(database_url: str, batch: int) -> float:
 
 
 def by_the_command(database_url: str, batch: int) -> float:
-    options = ["--table", "jobs", "--batch-size", str(batch), "--format", "json"]
+    options = ["--table", "jobs", "--batch-size", str(batch), "--format", "json", "--no-hold"]
     done = subprocess.run(
         [sys.executable, "manage.py", "reap", *options],
         cwd=Path(__file__).resolve().parents[2],

@@ -14,11 +14,11 @@ import pytest
 from django.db import connection
 
 from jobreaper import enqueue_many
-from jobreaper.lease_groups import claim_group, finish_group
 from jobreaper.models import Job
-from jobreaper.runs import call
+from jobreaper.protocol.batch import claim_group, finish_group
+from jobreaper.queue.runs import call
+from jobreaper.queue.worker import DEFAULT_BATCH
 from jobreaper.tables import table_of
-from jobreaper.work import DEFAULT_BATCH
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 

@@ -1,21 +1,21 @@
-"""What a worker's verbs cost: statements, round trips, milliseconds."""
+"""What verbs and quiet passes cost."""
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection, transaction
 
-from jobreaper import Lease, claim, claim_next, heartbeat, hold
+from jobreaper import Lease, claim, claim_next, enqueue, enqueue_many, hold, reap
+from jobreaper.protocol import heartbeat
+from jobreaper.protocol.holding import Holding, holding_of
 from jobreaper.tables import table_of
 from project.media.models import AsrJob, Job
 from tests.benchmarks.conftest import Load, Report
+from tests.benchmarks.costs import HEADINGS, measured, wal_written
 
 pytestmark = [
     pytest.mark.bench,
@@ -24,33 +24,6 @@ pytestmark = [
 ]
 
 TIMES = 200
-
-
-@dataclass
-class Cost:
-    statements: int = 0
-    round_trips: int = 0
-
-
-@contextmanager
-def counted() -> Iterator[Cost]:
-    """Count the statements, and how often the server is waited for, by libpq's own trace."""
-    cost = Cost()
-
-    def count(execute: Any, *arguments: Any) -> Any:
-        cost.statements += 1
-        return execute(*arguments)
-
-    connection.ensure_connection()
-    with tempfile.TemporaryFile("w+") as file:
-        connection.connection.pgconn.trace(file.fileno())
-        try:
-            with connection.execute_wrapper(count):
-                yield cost
-        finally:
-            connection.connection.pgconn.untrace()
-        file.seek(0)
-        cost.round_trips = file.read().count("ReadyForQuery")
 
 
 def due() -> int:
@@ -79,11 +52,15 @@ def hold_and_finish(key: int) -> None:
         pass
 
 
+def many(n: int) -> None:
+    enqueue_many(({"payload": {"n": n}} for n in range(n)), type="mail")
+
+
 # What comes before, the verb, and how many jobs it is for.
 VERBS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], int]] = {
     "claim": (due, lambda key: claim(Job, key), 1),
     "claim_next": (nothing, lambda _: claim_next(Job), 1),
-    "claim_next(n=100)": (nothing, lambda _: claim_next(Job, 100), 100),
+    "claim_next(n=100), each": (nothing, lambda _: claim_next(Job, 100), 100),
     "check": (claimed, lambda lease: lease.check(), 1),
     "heartbeat": (claimed, lambda lease: lease.heartbeat(), 1),
     "finish": (claimed, lambda lease: lease.finish(), 1),
@@ -91,35 +68,21 @@ VERBS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], int]] = {
     "fail": (claimed, lambda lease: lease.fail("code", "reason"), 1),
     "release": (claimed, lambda lease: lease.release(), 1),
     "hold around nothing": (due, hold_and_finish, 1),
+    "enqueue": (nothing, lambda _: enqueue("mail", {"n": 1}), 1),
+    "enqueue_many of 10,000, each": (nothing, lambda _: many(10_000), 10_000),
+    "a quiet pass over all tables": (nothing, lambda _: reap(), 1),
 }
 
 
 def test_what_each_verb_costs(load: Load, report: Report) -> None:
     load(100_000)
-    rows: list[tuple[object, ...]] = [("", "statements", "round trips", "ms", "ms a job")]
+    rows: list[tuple[object, ...]] = [HEADINGS]
     for name, (before, verb, jobs) in VERBS.items():
-        Job.objects.bulk_create([Job(stage="clip") for _ in range((TIMES + 1) * jobs)])
-        given = before()
-        with counted() as cost:
-            verb(given)
-        taken = []
-        for _ in range(TIMES):
-            given = before()
-            started = time.perf_counter()
-            verb(given)
-            taken.append((time.perf_counter() - started) * 1000)
-        median = statistics.median(taken)
-        rows.append(
-            (
-                name,
-                cost.statements,
-                cost.round_trips,
-                f"{median:.3f}",
-                f"{median / jobs:.3f}",
-            )
-        )
+        times = max(10, TIMES // jobs)
+        Job.objects.bulk_create([Job(stage="clip") for _ in range((times + 5) * min(jobs, 100))])
+        rows.append(measured(before, verb, times).row(name, jobs))
         Job.objects.exclude(status="success").delete()
-    report(f"A worker's verbs, 100,000 finished rows beside, median of {TIMES}", rows)
+    report(f"What is sent, 100,000 finished rows beside, median of up to {TIMES}", rows)
 
 
 LEASES = 1000
@@ -132,13 +95,6 @@ UPDATE jobs
 """
 
 
-def wal_written() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
-        [(size,)] = cursor.fetchall()
-    return int(size)
-
-
 def table_size() -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_total_relation_size('jobs')")
@@ -146,9 +102,9 @@ def table_size() -> int:
     return int(size)
 
 
-def held_leases() -> list[Lease]:
+def held_leases() -> list[Holding]:
     Job.objects.bulk_create([Job(stage="clip") for _ in range(LEASES)])
-    return claim_next(Job, LEASES)
+    return [holding_of(lease) for lease in claim_next(Job, LEASES)]
 
 
 def test_a_beat_for_a_thousand_leases(load: Load, report: Report) -> None:

@@ -20,9 +20,9 @@ import pytest
 
 from jobreaper.states import TERMINAL, EventType, FailCode
 from project.embedded import Postgres, Redis
+from tests.celery.brokers import broker_url
 from tests.chaos.house import House
 from tests.chaos.settings import LEASE_SEC, MAX_REAPS
-from tests.leased_tasks.brokers import broker_url
 from tests.printing import print_table
 
 pytestmark = [

@@ -24,8 +24,9 @@ from project.database import database_from_url
 from tests.docs import markdown
 from tests.waiting import until
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(markdown.ROOT), "REAPER_INTERVAL_SEC": "1"}
+ENVIRONMENT = {**os.environ, "REAPER_INTERVAL_SEC": "1"}
 del ENVIRONMENT["DJANGO_SETTINGS_MODULE"]
+ENVIRONMENT.pop("PYTHONPATH", None)
 
 COMMAND_SEC = 120
 # Each look is a connection of its own.
@@ -44,10 +45,17 @@ app.autodiscover_tasks()
 
 
 class Site:
-    """What `startproject` and `startapp` make, with a database and a Celery queue of its own."""
+    """What `startproject` and `startapp` make, with a database and a Celery queue of its own.
 
-    def __init__(self, home: Path, app: str) -> None:
+    It runs this working copy, or what is installed beside the interpreter `python`.
+    """
+
+    def __init__(self, home: Path, app: str, python: Path | None = None) -> None:
         self.home = home
+        self.python = str(python or sys.executable)
+        self.environment = dict(ENVIRONMENT)
+        if python is None:
+            self.environment["PYTHONPATH"] = str(markdown.ROOT)
         self.name = f"docs_{uuid.uuid4().hex[:8]}"
         self.conninfo = make_conninfo(host.DATABASE_URL, dbname=self.name)
         self.log = home / "output.log"
@@ -100,7 +108,7 @@ class Site:
     def start(self, command: str, output: Any = None) -> subprocess.Popen[bytes]:
         """Start such a command and return its process."""
         words = shlex.split(command)
-        environment = dict(ENVIRONMENT)
+        environment = dict(self.environment)
         while "=" in words[0]:
             name, value = words.pop(0).split("=", 1)
             environment[name] = value
@@ -109,7 +117,7 @@ class Site:
             arguments = ["-m", program, *arguments]
         with self.log.open("ab") as log:
             process = children.start(
-                [sys.executable, *arguments],
+                [self.python, *arguments],
                 cwd=self.home,
                 env=environment,
                 stdout=output or log,

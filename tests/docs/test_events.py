@@ -2,22 +2,25 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final
 
 import pytest
+from django.utils.timezone import now
 
 import jobreaper
-from jobreaper import worker_lost
 from jobreaper.db import fetch
-from jobreaper.leases import Lease
 from jobreaper.models import Job as ReadyMade
 from jobreaper.models import JobEvent
+from jobreaper.protocol.holding import holding_of
+from jobreaper.protocol.lease import Lease
+from jobreaper.reaper import dead_workers
 from jobreaper.states import EventType
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.docs import markdown
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 ROWS = markdown.rows(markdown.section(markdown.page("events"), "Types"))
 TYPES = {markdown.code(row[0])[0]: row[2] for row in ROWS if len(row) == 3}
@@ -43,14 +46,18 @@ def rejected() -> None:
         lease.finish()
 
 
+def for_later() -> ReadyMade:
+    return jobreaper.enqueue("mail", run_at=now() + timedelta(days=1))
+
+
 def traced() -> None:
     lease = claimed()
-    statement = lease.table.statement("traced")
+    statement = holding_of(lease).table.statement("traced")
     fetch(
-        lease.table.connection(),
+        holding_of(lease).table.connection(),
         statement,
         {
-            "id": lease.key,
+            "id": holding_of(lease).key,
             "worker": lease.worker,
             "stage": None,
             "attempt": 1,
@@ -68,7 +75,7 @@ WRITE: Final[dict[EventType, Callable[[], object]]] = {
     EventType.JOB_FAILED: lambda: claimed().fail("oops", retry=False),
     EventType.JOB_RELEASED: lambda: claimed().release(),
     EventType.JOB_STALE_WRITE_REJECTED: rejected,
-    EventType.JOB_WORKER_LOST: lambda: worker_lost.give_back(
+    EventType.JOB_WORKER_LOST: lambda: dead_workers.give_back(
         table_of(Job), claimed().worker, "killed by SIGKILL"
     ),
     EventType.JOB_CANCELLED: lambda: jobreaper.cancel(
@@ -78,6 +85,7 @@ WRITE: Final[dict[EventType, Callable[[], object]]] = {
     EventType.REAPER_FAILED_TIMEOUT: lambda: reaped({"max_attempts": 1}),
     EventType.REAPER_FAILED_DEADLINE: lambda: reaped({"max_attempts": 1}, deadline_at=PAST),
     EventType.REAPER_FAILED_POISON: lambda: reaped({"stage": "cursed"}),
+    EventType.ADMIN_RUN_NOW: lambda: jobreaper.run_now(ReadyMade, [for_later().pk], by="ann"),
     EventType.ADMIN_REQUEUED: lambda: jobreaper.requeue(Job, [claimed().pk], by="ann"),
     EventType.ADMIN_FAILED: lambda: jobreaper.fail(Job, [claimed().pk], by="ann"),
     EventType.ADMIN_CANCELLED: lambda: jobreaper.cancel(Job, [claimed().pk], by="ann"),

@@ -110,21 +110,26 @@ class TestChecks:
         assert sorted(markdown.headings(markdown.page("checks"), 2)) == sorted(ids)
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
 class TestApi:
     PAGE = markdown.page("api")
     SIGNATURES = [
         node
         for _, code in markdown.blocks(PAGE, "python")
         for node in ast.parse(code).body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, Function)
     ]
 
     def test_every_public_name_has_a_section_and_no_other(self) -> None:
         assert sorted(markdown.headings(self.PAGE, 3)) == sorted(jobreaper.__all__)
 
     @pytest.mark.parametrize("written", SIGNATURES, ids=lambda node: node.name)
-    def test_signatures_are_as_in_the_code(self, written: ast.FunctionDef) -> None:
-        assert parameters(written) == signature(getattr(jobreaper, written.name))
+    def test_signatures_are_as_in_the_code(self, written: Function) -> None:
+        function = getattr(jobreaper, written.name)
+        assert parameters(written) == signature(function)
+        assert isinstance(written, ast.AsyncFunctionDef) == inspect.iscoroutinefunction(function)
 
     def test_every_function_has_its_signature(self) -> None:
         functions = {n for n in jobreaper.__all__ if inspect.isroutine(getattr(jobreaper, n))}
@@ -139,7 +144,7 @@ class TestApi:
             assert ["self", *parameters(written)] == signature(
                 getattr(jobreaper.Lease, written.name)
             )
-        assert len(calls) == 5
+        assert len(calls) == 6
 
     def test_every_column_of_a_job_is_there(self) -> None:
         text = markdown.section(self.PAGE, "LeasedJob")
@@ -152,7 +157,7 @@ class TestApi:
         assert sorted(written) == sorted(set(there) - {"errors"})
 
 
-def parameters(written: ast.FunctionDef) -> list[str]:
+def parameters(written: Function) -> list[str]:
     """Each parameter with its default, and a bare star where keywords begin."""
     return [part.strip() for part in ast.unparse(written.args).split(",") if part.strip()]
 
@@ -239,6 +244,7 @@ class TestCompatibility:
 
 
 class TestArchitecture:
+    PAGE_FILE = markdown.ROOT / "docs" / "architecture.md"
     PAGE = markdown.page("architecture")
 
     def test_every_module_is_in_its_place(self) -> None:
@@ -249,10 +255,15 @@ class TestArchitecture:
         }
         assert sorted(table_keys(markdown.section(self.PAGE, "Layers"))) == sorted(modules)
 
-    def test_what_is_to_be_found_is_there(self) -> None:
-        for row in markdown.rows(markdown.section(self.PAGE, "Where to find what")):
-            for path in markdown.code(row[1]):
-                assert (markdown.ROOT / path).exists()
+    @pytest.mark.parametrize(
+        "page", [markdown.ROOT / "CONTRIBUTING.md", PAGE_FILE], ids=lambda page: page.stem
+    )
+    def test_every_path_that_is_named_is_there(self, page: Path) -> None:
+        paths = re.findall(r"`((?:jobreaper|project|tests|docs)/[^`<*]*)`", page.read_text())
+        files = re.findall(r"`(\w+/\w+\.sql)`", page.read_text())
+        paths += [f"jobreaper/sql/{name}" for name in files]
+        assert [path for path in paths if not (markdown.ROOT / path).exists()] == []
+        assert len(paths) > 10
 
 
 class TestFaults:

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client, override_settings
 
-from jobreaper.handlers import _handlers
+from jobreaper.queue.handlers import _handlers
 from tests.committed import foreign_client, sql, transactional_db
 from tests.rows import Rows, Sql
 

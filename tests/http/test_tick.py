@@ -10,8 +10,9 @@ from django.db import OperationalError, connection
 from django.middleware.csrf import get_token
 from django.test import Client, RequestFactory, override_settings
 
-from jobreaper import claim, enqueue, enqueue_many, guard, job_handler, signals
+from jobreaper import claim, enqueue, enqueue_many, job_handler, signals
 from jobreaper.models import Job, ReaperPass
+from jobreaper.reaper import hold, passes
 from tests.http.conftest import TOKEN
 from tests.races.rivals import Rivals
 from tests.rows import Rows, Sql, ago
@@ -47,7 +48,7 @@ def test_it_runs_what_is_due_and_counts(cron: Client, seen: list[Any], jobs: Row
     answer = tick(cron)
     assert answer.status_code == 200
     assert answer.json() == {"ok": True, "claimed": 3, "succeeded": 2, "failed": 1}
-    assert answer["Cache-Control"] == "no-store"
+    assert "no-store" in answer["Cache-Control"]
     assert seen == made
     assert [jobs.row(pk)["status"] for pk in made] == ["success", "queued", "success"]
 
@@ -155,7 +156,8 @@ def test_a_database_that_does_not_answer_is_said_where_waiting_for_it_took_all_t
 
     enqueue("mail")
     with monkeypatch.context() as patch:
-        patch.setattr(guard, "reason_to_hold", away)
+        patch.setattr(passes, "ask", lambda *_: None)
+        patch.setattr(hold, "reason_to_hold", away)
         answer = tick(cron, budget_sec=0)
         assert tick(cron, limit=1).json()["ok"]
     assert answer.status_code == 503

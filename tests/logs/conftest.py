@@ -22,9 +22,9 @@ from jobreaper import (
     resume,
     signals,
 )
-from jobreaper.lease_groups import claim_group, finish_group
-from jobreaper.leases import Lease
 from jobreaper.models import Job as OwnJob
+from jobreaper.protocol.batch import claim_group, finish_group
+from jobreaper.protocol.lease import Lease
 from jobreaper.states import Status
 from jobreaper.tables import table_of
 from project.media.models import Job
@@ -71,7 +71,10 @@ def do_everything(secret: str) -> None:
         patch.setattr(logs, "MOST_LINES", 1)
         lose(*(claimed() for _ in range(2)), *(claimed(max_attempts=1) for _ in range(2)))
     error = OperationalError(f"the database is away\nDETAIL: Failing row contains ({secret}).")
+    signals.ending_refused.send(Job, lease=lost, verb="finish", error=error)
     signals.heartbeat_failed.send(Job, alias="default", table="jobs", error=error, leases=2)
+    refused = {"table": "jobs", "pk": lost.pk, "event": "admin:cancelled", "by": "ann"}
+    signals.change_refused.send(Job, error=error, **refused)
     enqueue("mail", payload, dedupe="skip", dedupe_key=secret)
     enqueue_many([{"type": "mail", "payload": payload}] * 3)
     for n in (1, 3):

@@ -13,13 +13,13 @@ import pytest
 from jobreaper import cancel, claim, logs, reap
 from jobreaper.celery import children
 from jobreaper.celery.dispatcher import dispatch
+from jobreaper.identity import id_of_child
 from jobreaper.logs import EVENTS, JsonFormatter
-from jobreaper.worker import id_of_child
 from project.media.models import Job
 from tests.docs import markdown
 from tests.logs.conftest import Lines, do_everything
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 SECRET = "s3cret-that-no-log-may-hold"
 

@@ -1,6 +1,7 @@
 """The counters say what the events say, by table and stage, whatever happens."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -8,8 +9,11 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
-from jobreaper import LeaseLost, claim, installed, reap, totals, worker_lost
-from jobreaper.retention import prune
+from jobreaper import LeaseLost, claim, reap
+from jobreaper.control.retention import prune
+from jobreaper.protocol.holding import holding_of
+from jobreaper.reaper import dead_workers, totals
+from jobreaper.schema import functions
 from jobreaper.states import EventType
 from jobreaper.tables import table_of
 from project.documents.models import ExecutorJob
@@ -17,7 +21,7 @@ from project.media.models import Job
 from tests.metrics.page import Sql, events, increase, scrape
 from tests.rows import Rows, ago
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 REQUEUED = [EventType.REAPER_REQUEUED]
 FAILED = [kind for kind in EventType if kind.startswith("reaper:failed")]
@@ -174,7 +178,7 @@ def test_what_a_dead_worker_held_is_counted_by_its_outcome(jobs: Rows, sql: Sql)
     jobs.plant_running(stage="clip", locked_by="gone", max_attempts=1)
     jobs.plant_running(stage="clip", locked_by="gone", max_attempts=1)
     before = scrape()
-    worker_lost.give_back(table_of(Job), "gone", "killed by SIGKILL")
+    dead_workers.give_back(table_of(Job), "gone", "killed by SIGKILL")
     after = scrape()
     labels = {"table": "jobs", "stage": "clip"}
     lost = "jobreaper_worker_lost_total"
@@ -216,7 +220,7 @@ def test_a_write_that_was_committed_after_all_is_no_stale_write(jobs: Rows, sql:
     lease.finish()
     table = table_of(Job)
     params = {
-        "id": lease.key,
+        "id": holding_of(lease).key,
         "epoch": lease.epoch,
         "verb": "finish",
         "worker": lease.worker,
@@ -224,22 +228,29 @@ def test_a_write_that_was_committed_after_all_is_no_stale_write(jobs: Rows, sql:
         "attempt": 1,
         "tried_before": True,
         "ended_by": [EventType.JOB_FINISHED],
+        "session": holding_of(lease).session,
     }
     with connection.cursor() as cursor:
         cursor.execute(table.statement("reject"), params)
     assert scrape().by("table", of="jobreaper_stale_writes_total") == {}
 
 
-@pytest.fixture
-def functions() -> None:
-    """The SQL functions of `jobs` and `executor_jobs`, as their migrations install them."""
+def install() -> None:
     for model in (Job, ExecutorJob):
-        for made in installed.of_table(table_of(model), connection):
+        for made in functions.of_table(table_of(model), connection):
             made.create(connection)
 
 
+@pytest.fixture
+def installed() -> Iterator[None]:
+    """The SQL functions of `jobs` and `executor_jobs`, as their migrations install them."""
+    install()
+    yield
+    install()
+
+
 def test_a_pass_of_the_sql_function_is_counted_like_any_other(
-    functions: None, jobs: Rows, sql: Sql
+    installed: None, jobs: Rows, sql: Sql
 ) -> None:
     jobs.plant_expired(stage="clip")
     jobs.plant_expired(max_attempts=1)
@@ -256,11 +267,11 @@ def test_a_pass_of_the_sql_function_is_counted_like_any_other(
     assert len(sql("SELECT id FROM jobreaper_totals WHERE name = 'requeues'")) == 1
 
 
-def test_a_held_pass_of_the_sql_function_is_counted(functions: None, jobs: Rows, sql: Sql) -> None:
+def test_a_held_pass_of_the_sql_function_is_counted(installed: None, jobs: Rows, sql: Sql) -> None:
     sql("SELECT * FROM jobs_reap()")
     sql("UPDATE jobreaper_passes SET started_at = pg_postmaster_start_time() - interval '1 s'")
     with override_settings(JOBREAPER={"RECOVERY_GRACE_SEC": "300d"}):
-        for made in installed.of_table(table_of(Job), connection):
+        for made in functions.of_table(table_of(Job), connection):
             made.create(connection)
     sql("SELECT * FROM jobs_reap()")
     assert scrape().value("reaper_held_total") == 1
@@ -297,8 +308,8 @@ def test_a_pass_with_an_error_is_no_success(
     before = scrape()
     second_connection.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jobreaper.reaper.LOCK_TIMEOUT_SEC", 0.05)
-        patch.setattr("jobreaper.db.RETRIES", 0)
+        patch.setattr("jobreaper.reaper.sending.LOCK_TIMEOUT_SEC", 0.05)
+        patch.setattr("jobreaper.db.retry.RETRIES", 0)
         # Every table: the last success is that of the one that waits longest.
         assert reap().all_errors
     second_connection.rollback()

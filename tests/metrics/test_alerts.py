@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from pytest_django import Settings
 
+from jobreaper.schedule import Scheduler
 from tests.docs import markdown
 from tests.metrics import promql
-from tests.metrics.page import Page, scrape
+from tests.metrics.page import Page, Sql, scrape
 from tests.metrics.promtool import needs_promtool, promtool
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 ALERTS = markdown.ROOT / "docs" / "alerts"
 TESTS_OF_RULES = "jobreaper.rules.test.yml"
@@ -32,7 +34,10 @@ each_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["t
 
 
 @pytest.fixture
-def page() -> Page:
+def page(settings: Settings, sql: Sql) -> Page:
+    settings.JOBREAPER = {"SCHEDULE": {"report": {"cron": "0 6 * * *"}}}
+    Scheduler().turn()
+    sql("UPDATE jobreaper_schedules SET ticked_at = now()")
     return scrape()
 
 

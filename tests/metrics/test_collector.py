@@ -1,31 +1,22 @@
-"""What the collector tells of the job tables, and how it behaves when it cannot."""
+"""What the collector tells of the job tables."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
-import psycopg
 import pytest
-from django.db import connection, connections, transaction
-from django.test import Client, RequestFactory, override_settings
-from prometheus_client import REGISTRY
+from django.test import Client, RequestFactory
 
 from jobreaper import conf, reap
 from jobreaper.base import LATE_AFTER_BEATS
 from jobreaper.metrics import prometheus, readings
+from jobreaper.overview import tables as counting
 from jobreaper.states import LeaseState
-from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.metrics.page import Page, Sql, scrape, scrape_again
 from tests.rows import Rows, ago, ahead
 from tests.waiting import until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
 
 # DESIGN.md section 7, and what the page has besides.
 CONTRACT = {
@@ -34,12 +25,21 @@ CONTRACT = {
     "reaper_scan_duration_seconds": ("summary", {"table"}),
     "reaper_detection_latency_seconds": ("summary", set()),
     "reaper_held": ("counter", set()),
+    "reaper_common_silences": ("counter", set()),
     "reaper_last_success_timestamp_seconds": ("gauge", set()),
     "jobreaper_jobs": ("gauge", {"table", "status"}),
+    "jobreaper_queued_jobs": ("gauge", {"table", "queue"}),
     "jobreaper_leases": ("gauge", {"table", "state"}),
     "jobreaper_oldest_due_age_seconds": ("gauge", {"table"}),
+    "jobreaper_refused_rows": ("gauge", {"table"}),
     "jobreaper_stale_writes": ("counter", {"table"}),
+    "jobreaper_workers": ("gauge", {"kind", "state"}),
     "jobreaper_worker_lost": ("counter", {"table", "stage", "outcome"}),
+    "jobreaper_schedule_last_timestamp_seconds": ("gauge", {"schedule"}),
+    "jobreaper_schedule_next_timestamp_seconds": ("gauge", {"schedule"}),
+    "jobreaper_schedule_overdue_seconds": ("gauge", {"schedule"}),
+    "jobreaper_schedule_paused": ("gauge", {"schedule"}),
+    "jobreaper_schedule_failing": ("gauge", {"schedule"}),
     "jobreaper_up": ("gauge", set()),
 }
 
@@ -178,7 +178,7 @@ class TestEstimates:
 
     @pytest.fixture(autouse=True)
     def low_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(readings, "MOST_COUNTED", 500)
+        monkeypatch.setattr(counting, "MOST_COUNTED", 500)
 
     def plant(self, sql: Sql, status: str, n: int) -> None:
         sql(
@@ -221,7 +221,7 @@ class TestEstimates:
                  FROM generate_series(1, 4000) AS n"""
         )
         sql("ANALYZE executor_jobs")
-        monkeypatch.setattr(readings, "MOST_COST", 10)
+        monkeypatch.setattr(counting, "MOST_COST", 10)
         page = scrape()
         assert page.value("jobreaper_up") == 1
         assert 800 < page.value("jobreaper_jobs", table="executor_jobs", status="queued") < 1200
@@ -275,122 +275,6 @@ class TestCache:
         assert all(page.value("jobreaper_up") == 1 for page in pages)
 
 
-@contextmanager
-def database_at(port: socket.socket) -> Iterator[None]:
-    """Let the database be looked for at another port, by connections that are made now."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connections.settings["default"], "HOST", "127.0.0.1")
-        patch.setitem(connections.settings["default"], "PORT", str(port.getsockname()[1]))
-        yield
-
-
-class TestTrouble:
-    """The scrape answers whatever is wrong, says so, and tells nothing stale."""
-
-    @pytest.fixture
-    def port(self) -> Iterator[socket.socket]:
-        """A port at which nobody answers."""
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            yield listener
-
-    def test_a_database_that_is_down(
-        self, jobs: Rows, port: socket.socket, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        jobs.plant_expired()
-        reap()
-        assert scrape().value("jobreaper_up") == 1
-        with database_at(port):
-            page = scrape()
-            assert page.value("jobreaper_up") == 0
-            assert set(page.samples) == {"jobreaper_up"}, "nothing from before is told"
-            assert "python_info" in page.text, "other people's metrics are served"
-            assert scrape().value("jobreaper_up") == 0
-        assert scrape().value("jobreaper_up") == 1
-        said = [r for r in caplog.records if r.name == "jobreaper.metrics.prometheus"]
-        assert len(said) == 1, "the same trouble is told once"
-
-    def test_a_database_that_does_not_answer_costs_a_bounded_time(
-        self, jobs: Rows, port: socket.socket
-    ) -> None:
-        port.listen()
-        with pytest.MonkeyPatch.context() as patch, database_at(port):
-            patch.setattr(readings, "BUDGET_SEC", 0.2)
-            assert scrape().value("jobreaper_up") == 0
-            assert scrape().value("jobreaper_up") == 0
-            askers = [t for t in threading.enumerate() if t.name.startswith("jobreaper-metrics")]
-            assert len(askers) == 1, "while one hangs no second one is sent after it"
-            port.close()
-            until(lambda: not askers[0].is_alive())
-        assert scrape().value("jobreaper_up") == 1, "the late answer is not told"
-
-    def test_a_locked_table_is_left_out_and_the_others_are_there(
-        self, second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(readings, "LOCK_TIMEOUT_SEC", 0.05)
-        second_connection.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
-        page = scrape()
-        assert page.value("jobreaper_up") == 0
-        tables = {dict(labels)["table"] for labels in page.samples["jobreaper_jobs"]}
-        assert "jobs" not in tables
-        assert "asr_jobs" in tables
-        assert page.samples["reaper_requeues_total"]
-
-    def test_a_database_that_is_not_migrated(self, sql: Sql) -> None:
-        sql("ALTER TABLE jobreaper_totals RENAME TO away")
-        try:
-            page = scrape()
-        finally:
-            sql("ALTER TABLE away RENAME TO jobreaper_totals")
-        assert page.value("jobreaper_up") == 0
-        assert "reaper_requeues_total" not in page.samples
-        assert page.samples["jobreaper_jobs"]
-
-    def test_wrong_settings(self) -> None:
-        with override_settings(JOBREAPER={"HEARTBEAT_SEC": -1}):
-            page = scrape()
-        assert set(page.samples) == {"jobreaper_up"}
-        assert page.value("jobreaper_up") == 0
-
-    def test_a_broken_transaction_of_the_request_is_left_alone(self, jobs: Rows) -> None:
-        with transaction.atomic():
-            mine = jobs.plant()
-            with connection.cursor() as cursor:
-                with pytest.raises(Exception, match="division by zero"):
-                    cursor.execute("SELECT 1/0")
-                page = scrape()
-            assert connection.needs_rollback is False
-            transaction.set_rollback(True)
-        assert page.value("jobreaper_up") == 1
-        assert page.value("jobreaper_jobs", table="jobs", status="queued") == 1
-        assert mine
-
-    def test_no_connection_is_left_behind(self, sql: Sql) -> None:
-        def sessions() -> int:
-            found = "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database()"
-            return int(sql(found)[0]["n"])
-
-        before = sessions()
-        for _ in range(5):
-            scrape()
-        until(lambda: sessions() <= before)
-
-
-def test_with_one_database_down_the_others_tables_are_told_and_no_sum_over_all(
-    jobs: Rows,
-) -> None:
-    jobs.plant_expired(stage="clip")
-    reap()
-    whole = readings.read(connection, [table_of(Job)])
-    page = prometheus._Page()
-    page.fill([whole, readings.Reading(["elsewhere"], errors=["down"])])
-    told = {metric.name: metric.samples for metric in page}
-    assert [s.value for s in told["reaper_requeues"] if s.labels["stage"] == "clip"] == [1]
-    for name in ("reaper_held", "reaper_detection_latency_seconds"):
-        assert told[name] == []
-    assert told["reaper_last_success_timestamp_seconds"] == []
-
-
 def test_series_are_bounded_whoever_works(jobs: Rows) -> None:
     """client_python#1033: no worker, no job and no message is a label."""
 
@@ -404,79 +288,12 @@ def test_series_are_bounded_whoever_works(jobs: Rows) -> None:
     assert series() == before
 
 
-REGISTERS = """
-import django
-django.setup()
-from prometheus_client import REGISTRY
-names = set(REGISTRY._names_to_collectors)
-assert {"reaper_requeues_total", "jobreaper_up"} <= names, names
-from django.db import connections
-assert all(connections[alias].connection is None for alias in connections)
-"""
-
-
-def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings", **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_registration_asks_no_database() -> None:
-    nowhere = {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "REDIS_URL": "redis://x"}
-    result = run(REGISTERS, **nowhere)
-    assert result.returncode == 0, result.stderr
-
-
-def test_the_collector_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="Duplicated"):
-        REGISTRY.register(prometheus.JobreaperCollector())
-
-
-SCRAPES = """
-import django
-django.setup()
-from django.test import RequestFactory
-from jobreaper import reap
-from jobreaper.metrics.prometheus import metrics
-reap()
-print(metrics(RequestFactory().get("/")).content.decode())
-"""
-
-
-def test_multi_process_mode_is_not_needed_and_writes_no_file(
-    database_url: str, tmp_path: Any, jobs: Rows
-) -> None:
-    """notifications-api#3434: a file for each process filled the disk."""
-    jobs.plant_expired(stage="clip")
-    where = {"DATABASE_URL": database_url, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    result = run(SCRAPES, **where)
-    assert result.returncode == 0, result.stderr
-    assert Page(result.stdout).by("stage", of="reaper_requeues_total") == {"clip": 1}
-    assert not list(tmp_path.iterdir())
-
-
-WITHOUT = """
-import sys
-sys.modules["prometheus_client"] = sys.modules["opentelemetry"] = None
-import django
-from django.conf import settings
-settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_prometheus"]
-settings.ROOT_URLCONF = "jobreaper.nothing"
-django.setup()
-from jobreaper import claim, reap
-from project.media.models import Job
-with claim(Job, Job.objects.create().pk) as lease:
-    lease.finish()
-assert not reap().all_errors
-assert "jobreaper.metrics.prometheus" not in sys.modules
-assert "jobreaper.tracing" not in sys.modules
-"""
-
-
-def test_everything_works_without_prometheus_and_opentelemetry(database_url: str) -> None:
-    result = run(WITHOUT, DATABASE_URL=database_url)
-    assert result.returncode == 0, result.stderr
+def test_queued_jobs_are_counted_by_queue(own_jobs: Rows) -> None:
+    own_jobs.plant()
+    for _ in range(2):
+        own_jobs.plant(queue="slow")
+    own_jobs.plant_running(queue="slow")
+    assert scrape().by("table", "queue", of="jobreaper_queued_jobs") == {
+        ("jobreaper_jobs", "default"): 1,
+        ("jobreaper_jobs", "slow"): 2,
+    }

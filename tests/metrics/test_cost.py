@@ -33,8 +33,17 @@ SELECT 'processing', 'clip', now() + interval '1 h', now() FROM generate_series(
 
 INDEXES = {"idx_jobs_queued_due", "idx_jobs_status_lease"}
 
-OF_TOTALS = {"jobreaper_totals", "jobreaper_stages"}
-INDEXES_OF_TOTALS = {"uniq_jobreaper_stages", "uniq_jobreaper_places"}
+OF_TOTALS = {
+    "jobreaper_totals",
+    "jobreaper_stages",
+    "jobreaper_refused_rows",
+    "jobreaper_workers",
+} | {"pg_database"}
+INDEXES_OF_TOTALS = {
+    "uniq_jobreaper_stages",
+    "uniq_jobreaper_places",
+    "uniq_jobreaper_refused_rows",
+}
 
 # Of 8 kB. The table has some 5,000, of which the unfinished rows take 400.
 MOST_BLOCKS = 900
@@ -71,10 +80,10 @@ def scrape() -> CaptureQueriesContext:
 
 def plans(captured: CaptureQueriesContext) -> list[dict[str, Any]]:
     """Return the plan of each statement, beside those that set timeouts, as it runs now."""
-    sent = [str(query["sql"]) for query in captured.captured_queries]
+    sent = [str(query["sql"]).split(";\n") for query in captured.captured_queries]
     found = []
-    for sql in sent:
-        if sql.startswith("--") and "set_config" not in sql:
+    for sql in itertools.chain(*sent):
+        if sql.startswith(("SELECT", "WITH")) and "set_config" not in sql:
             with connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}")
                 [(text,)] = cursor.fetchall()
@@ -95,7 +104,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_it_reads_the_partial_indexes_and_nothing_finished(large_table: None) -> None:
     found = plans(scrape())
-    assert len(found) == 2, "one statement for the totals and one for the table"
+    assert len(found) == 4, "one statement each for totals, refused rows, workers and the table"
     used = set()
     for node in itertools.chain(*map(nodes, found)):
         used |= {node["Index Name"]} if "Index Name" in node else set()

@@ -28,7 +28,7 @@ from tests.waiting import until
 
 pytest.importorskip("django_prometheus")
 
-pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
 
 Start = Callable[..., Child]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobreaper import BadPayload, make_dedupe_key
-from jobreaper.dedupe import check_payload, sorted_json
+from jobreaper.queue.dedupe import check_payload, sorted_json
 
 TEXT = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=5).map("".join)
 FLOATS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("d", struct.pack("Q", bits))[0])

@@ -1,6 +1,7 @@
 """Which function handles a type."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from pytest_django import Settings
 
 from jobreaper import ConfigurationError, LeasedTask, enqueue, job_handler
 from jobreaper.celery.dispatcher import dispatch
-from jobreaper.handlers import _import_handlers as import_handlers
-from jobreaper.handlers import handlers
-from jobreaper.runs import run_due, unhandled_types
-from jobreaper.work import Worker
+from jobreaper.models import Job
+from jobreaper.queue.handlers import handlers, import_handlers
+from jobreaper.queue.runs import run_due
+from jobreaper.queue.unhandled import unhandled
+from jobreaper.tables import table_of
+from project.media.models import AsrJob
+from tests.rows import Sql
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -81,8 +85,9 @@ def test_a_celery_task_of_that_name_is_a_handler(celery_tasks: None) -> None:
     assert seen == [("x", 2), ("tests.render", 1)]
 
 
-def test_celerys_own_tasks_are_no_handlers() -> None:
-    assert not [name for name in handlers() if name.startswith("celery.")]
+def test_tasks_of_celerys_and_of_ours_are_no_handlers() -> None:
+    assert "jobreaper.dispatch" in current_app.tasks
+    assert not [name for name in handlers() if name.startswith(("celery.", "jobreaper."))]
 
 
 def test_handlers_are_looked_for_in_the_apps_modules() -> None:
@@ -97,7 +102,18 @@ def test_types_without_a_handler_are_named_and_those_of_celery_are_not(celery_ta
     job_handler("mail")(lambda job, lease: None)
     for type in ("mail", "fax", "fax", "ours"):
         enqueue(type)
-    assert unhandled_types(Worker().handlers) == {"fax": 2}
+    assert unhandled(table_of(Job)) == {"fax": 2}
+
+
+def test_of_a_table_of_yours_the_stages_without_a_task_are_named(
+    monkeypatch: pytest.MonkeyPatch, sql: Sql
+) -> None:
+    sql("INSERT INTO asr_jobs (stage) VALUES ('asr'), ('fax'), ('fax'), (NULL)")
+    table = table_of(AsrJob)
+    assert unhandled(table) == {}
+    elsewhere = SimpleNamespace(handlers=dict, stages=lambda model: ["asr"])
+    monkeypatch.setattr("jobreaper.queue.handlers._sources", [elsewhere])
+    assert unhandled(table) == {"fax": 2, None: 1}
 
 
 def test_handlers_that_cannot_be_imported_are_named_and_stop_nothing_else(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobreaper import claim, enqueue, job_handler
 from jobreaper.models import Job, JobEvent
-from jobreaper.work import Worker
+from jobreaper.queue.worker import Worker
 from project.media.models import Job as MediaJob
 from tests.rows import Rows, Sql, ago
 

@@ -8,7 +8,7 @@ from django.db import connection, models
 from django.db.models.signals import post_init
 
 from jobreaper.models import Job
-from jobreaper.rows import instances
+from jobreaper.protocol.rows import instances
 from tests.rows import Rows, ago, ahead
 
 pytestmark = pytest.mark.usefixtures("transactional_db")

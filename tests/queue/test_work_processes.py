@@ -1,54 +1,18 @@
 """`manage.py work` as a process: started, stopped, killed."""
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jobreaper import enqueue, enqueue_many, reap
 from jobreaper.models import Job
-from tests.processes.children import Child
+from tests.queue.processes import PATIENCE_SEC, Start
 from tests.rows import Rows, Sql
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
-
-Start = Callable[..., Child]
-
-# A Python process that starts, or ends, on a machine that is busy with other things.
-PATIENCE_SEC = 60.0
-
-
-@pytest.fixture
-def work(database_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Start `manage.py work` on the test database; all are gone when the test ends."""
-    children: list[Child] = []
-
-    def start(*options: str, lease_sec: float = 2) -> Child:
-        environment = {
-            "DJANGO_SETTINGS_MODULE": "tests.queue.settings",
-            "DATABASE_URL": database_url,
-            "DEFAULT_LEASE_SEC": str(lease_sec),
-            "HEARTBEAT_SEC": "0.4",
-        }
-        log = tmp_path / f"work-{len(children)}.log"
-        child = Child(["manage.py", "work", *options], environment, log)
-        children.append(child)
-        return child
-
-    yield start
-    for child in children:
-        child.end()
-
-
-@pytest.fixture
-def ledger(sql: Sql) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """The effects of all jobs so far."""
-    sql("CREATE TABLE ledger (job_id text, epoch bigint)")
-    yield lambda: sql("SELECT job_id, count(*) FROM ledger GROUP BY 1")
-    sql("DROP TABLE ledger")
 
 
 def statuses(jobs: Rows) -> set[str]:
@@ -90,25 +54,6 @@ def test_told_to_stop_it_ends_what_runs_gives_the_rest_back_and_exits_with_0(
 
 def _with_status(jobs: Rows, status: str) -> int:
     return sum(row["status"] == status for row in jobs.all().values())
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_told_twice_it_ends_at_once_and_the_lease_does_the_rest(
-    second: signal.Signals, work: Start, jobs: Rows
-) -> None:
-    [running] = enqueue_many([{}], type="until-told").ids
-    worker = work()
-    assert worker.answer() == f"began {running}"
-    worker.process.terminate()
-    until(lambda: _took_notice(worker, second))
-    assert worker.process.wait(PATIENCE_SEC) == -second
-    until(lambda: reap([Job]).requeued == 1)
-
-
-def _took_notice(worker: Child, second: signal.Signals) -> bool:
-    """Whether the first signal was taken, so that the next one ends the process."""
-    worker.process.send_signal(second)
-    return worker.process.poll() is not None
 
 
 def test_an_idle_worker_exits_soon(work: Start, jobs: Rows, sql: Sql) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry import metrics, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -82,6 +82,14 @@ class Spans:
     @property
     def runs(self) -> Sequence[ReadableSpan]:
         return self.named("jobreaper.run")
+
+
+@pytest.fixture(autouse=True)
+def no_span_of_others() -> Iterator[None]:
+    """A run that a test of another folder abandoned may have left its span behind."""
+    token = context.attach(context.Context())
+    yield
+    context.detach(token)
 
 
 @pytest.fixture

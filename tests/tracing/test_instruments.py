@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from jobreaper import reap, worker_lost
+from jobreaper import reap
 from jobreaper.metrics import otel
 from jobreaper.policies import MOST_STAGES, OTHER_STAGE
+from jobreaper.reaper import dead_workers
 from jobreaper.tables import job_tables, table_of
 from project.media.models import Job
 from tests.rows import Rows
 from tests.tracing.conftest import Measured
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_the_time_of_each_table_is_measured(measured: Measured) -> None:
 
 def test_what_a_dead_worker_held_is_not_the_reapers(measured: Measured, jobs: Rows) -> None:
     jobs.plant_running(locked_by="gone")
-    assert len(worker_lost.give_back(table_of(Job), "gone", "killed")) == 1
+    assert len(dead_workers.give_back(table_of(Job), "gone", "killed")) == 1
     assert "reaper.requeues" not in measured.points()
 
 

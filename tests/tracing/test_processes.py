@@ -14,7 +14,7 @@ from tests.processes.children import Child
 from tests.rows import Rows
 from tests.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("transactional_db")]
 
 MODULE = "tests.tracing.traced"
 

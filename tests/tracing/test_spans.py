@@ -1,5 +1,6 @@
 """Spans of passes and runs: whose children they are and what they link to."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -12,16 +13,18 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
 
-from jobreaper import LeaseLost, claim, enqueue, handlers, hold, job_handler, reap, tracing
-from jobreaper.leases import Lease
+from jobreaper import LeaseLost, ahold, claim, enqueue, hold, job_handler, reap, tracing
 from jobreaper.models import Job as OwnJob
+from jobreaper.protocol.lease import Lease
+from jobreaper.queue import handlers
+from jobreaper.queue.worker import Worker
 from jobreaper.states import EventType
-from jobreaper.work import Worker
 from project.media.models import Job
+from tests.loops import in_a_loop
 from tests.rows import Rows, ago
 from tests.tracing.conftest import Spans
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 @pytest.fixture
@@ -86,6 +89,22 @@ class TestRuns:
             pass
         assert ids(spans.one("ffmpeg").parent) == of(spans.runs[0])
         assert not trace.get_current_span().get_span_context().is_valid
+
+    def test_what_a_coroutine_traces_is_inside_it_too(
+        self, spans: Spans, jobs: Rows, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def work() -> None:
+            with spans.tracer.start_as_current_span("around"):
+                async with ahold(Job, jobs.plant()):
+                    with spans.tracer.start_as_current_span("ffmpeg"):
+                        pass
+                with spans.tracer.start_as_current_span("after"):
+                    pass
+
+        in_a_loop(work)
+        assert ids(spans.one("ffmpeg").parent) == of(spans.runs[0])
+        assert ids(spans.one("after").parent) == of(spans.one("around"))
+        assert not [record for record in caplog.records if "context" in record.message]
 
     def test_a_run_that_raised_is_an_error_without_its_message(
         self, spans: Spans, jobs: Rows
@@ -245,13 +264,18 @@ class TestEnqueued:
 class TestHandlers:
     """Runs of `manage.py work`."""
 
-    def test_each_is_a_run_in_the_trace_of_its_job(self, spans: Spans) -> None:
-        @job_handler("traced")
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_each_is_a_run_in_the_trace_of_its_job(self, is_async: bool, spans: Spans) -> None:
         def handle(job: Any, lease: Lease) -> None:
             with spans.tracer.start_as_current_span("handling"):
                 if job.payload["fails"]:
                     raise ValueError("s3cret")
 
+        async def handle_in_loop(job: Any, lease: Lease) -> None:
+            await asyncio.sleep(0)
+            handle(job, lease)
+
+        job_handler("traced")(handle_in_loop if is_async else handle)
         try:
             with spans.tracer.start_as_current_span("request"):
                 enqueue("traced", {"fails": False})

@@ -41,7 +41,7 @@ trace.set_tracer_provider(provider)
 @shared_task(name="tests.traced", base=LeasedTask, model="media.Job", stage=STAGE)
 def traced(job: Any, lease: Lease) -> None:
     """Finish the job; die in the middle of it where the job says so."""
-    if job.payload.get("dies_at_attempt") == lease.attempt:
+    if job.payload.get("dies_at_attempt") == lease.job.attempt_count:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

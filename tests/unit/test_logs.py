@@ -11,7 +11,7 @@ from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 
 from jobreaper import LeaseLost, cancel, claim, reap, signals
-from jobreaper.leases import Lease
+from jobreaper.protocol.lease import Lease
 from project.media.models import Job
 
 pytestmark = pytest.mark.usefixtures("transactional_db")

@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from jobreaper.policies import (
     LONGEST_MS,
     StagePolicy,
-    Verdict,
     backoff_ms,
     capped,
     exponential_backoff,
-    lease_seconds,
-    verdict,
 )
 from jobreaper.states import FailCode, OnExpiry, Reason, Status
+from tests.oracle import Verdict, lease_seconds, verdict
 
 REQUEUED = Verdict(Status.QUEUED, None, False)
 GIVEN_BACK = Verdict(Status.QUEUED, None, True)

@@ -14,10 +14,10 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 from jobreaper import LeaseLost, cancel, claim, reap, signals
-from jobreaper.lease_groups import claim_group, finish_group
-from jobreaper.leases import Lease
+from jobreaper.control.pauses import pause
 from jobreaper.models import Job as QueueJob
-from jobreaper.pauses import pause
+from jobreaper.protocol.batch import claim_group, finish_group
+from jobreaper.protocol.lease import Lease
 from jobreaper.queue import enqueue
 from jobreaper.reaper import PassResult
 from jobreaper.tables import table_of
@@ -39,9 +39,11 @@ ARGUMENTS: dict[str, set[str]] = {
     "jobs_finished": {"leases"},
     "lease_lost": {"lease", "reason", "status", "epoch"},
     "stale_write_rejected": {"lease", "verb", "status", "epoch"},
+    "ending_refused": {"lease", "verb", "error"},
     "heartbeat_failed": {"alias", "table", "error", "leases"},
     "job_reaped": {"table", "jobs"},
     "job_changed_by_hand": {"table", "pk", "event", "by", "reason"},
+    "change_refused": {"table", "pk", "event", "by", "error"},
     "pause_changed": {"table", "name", "paused", "by", "reason"},
     "pass_finished": {"result", "trigger"},
 }
@@ -107,6 +109,8 @@ def do_everything() -> None:
     miss_a_beat()
     enqueue("mail")
     finish_group(claim_group(table_of(QueueJob), 1))
+    refuse_an_end()
+    refuse_a_change()
     pause("mail")
 
 
@@ -123,6 +127,33 @@ def miss_a_beat() -> None:
             assert missed.wait(20)
     finally:
         signals.heartbeat_failed.disconnect(note)
+
+
+def refuse_an_end() -> None:
+    enqueue("mail")
+    [run] = claim_group(table_of(QueueJob), 1)
+    run.started_at = run.ended_at = run.claimed_at
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE jobreaper_jobs"
+            " ADD CONSTRAINT refused CHECK (status <> 'success') NOT VALID"
+        )
+        try:
+            finish_group([run])
+        finally:
+            cursor.execute("ALTER TABLE jobreaper_jobs DROP CONSTRAINT refused")
+
+
+def refuse_a_change() -> None:
+    chosen = [Job.objects.create(stage=stage).pk for stage in ("refused", "clip")]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE jobs ADD CONSTRAINT refused CHECK (stage <> 'refused') NOT VALID"
+        )
+        try:
+            cancel(Job, chosen, by="ann")
+        finally:
+            cursor.execute("ALTER TABLE jobs DROP CONSTRAINT refused")
 
 
 @contextmanager

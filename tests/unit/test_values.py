@@ -112,12 +112,12 @@ def test_what_is_no_number_of_milliseconds_is_refused(value: object) -> None:
         values.milliseconds(value)
 
 
-@pytest.mark.parametrize(("value", "number"), [(1, 1), ("3", 3), (32767, 32767)])
+@pytest.mark.parametrize(("value", "number"), [(1, 1), ("3", 3), (2**31 - 1, 2**31 - 1)])
 def test_a_count_is_a_whole_number(value: object, number: int) -> None:
     assert values.count(value) == number
 
 
-@pytest.mark.parametrize("value", [0, -1, 32768, 1.0, "1.5", "many", None, True])
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "1.5", "many", None, True])
 def test_what_is_no_count_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^it must"):
         values.count(value)
@@ -155,6 +155,14 @@ def test_an_expiry_is_a_word_of_the_vocabulary() -> None:
     assert values.on_expiry(OnExpiry.REQUEUE) is OnExpiry.REQUEUE
     with pytest.raises(ValueError, match="requeue, fail"):
         values.on_expiry("retry")
+
+
+@pytest.mark.parametrize("wrong", ["", "yes", "2", 1, 0, None])
+def test_a_switch_is_on_or_off(wrong: object) -> None:
+    assert (values.switch(True), values.switch(" on ")) == (True, True)
+    assert (values.switch(False), values.switch("0")) == (False, False)
+    with pytest.raises(ValueError, match="True or False"):
+        values.switch(wrong)
 
 
 def test_a_blank_token_is_none() -> None:

@@ -5,12 +5,12 @@ import socket
 import subprocess
 import sys
 
-from jobreaper.worker import local_clock, worker_id
+from jobreaper.identity import local_clock, worker_id
 
 # Forks before a thread could make that unsafe, and prints the ids of parent and child.
 FORKS = """
 import os
-from jobreaper.worker import id_of_child, worker_id
+from jobreaper.identity import id_of_child, worker_id
 print(worker_id(), flush=True)
 pid = os.fork()
 if pid:

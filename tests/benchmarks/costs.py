@@ -1,0 +1,98 @@
+"""What calls cost: processor time of the client and of the server, WAL, statements, round trips.
+
+Processor time moves much less than the clock on the wall where other work is done beside.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+
+@dataclass
+class Cost:
+    """The cost of a call: counts, milliseconds, bytes. Of several, the lists have each one's."""
+
+    statements: int = 0
+    round_trips: int = 0
+    client_ms: list[float] = field(default_factory=list)
+    server_ms: list[float] = field(default_factory=list)
+    wal: list[int] = field(default_factory=list)
+
+    def row(self, name: str, jobs: int = 1) -> tuple[object, ...]:
+        """Return it as a row of a table, per job where there are several."""
+        server = f"{statistics.median(self.server_ms) / jobs:.3f}" if self.server_ms else "?"
+        return (
+            name,
+            self.statements,
+            self.round_trips,
+            f"{statistics.median(self.client_ms) / jobs:.3f}",
+            server,
+            f"{statistics.median(self.wal) / jobs:,.0f}",
+        )
+
+
+HEADINGS = ("", "statements", "round trips", "client ms", "server ms", "WAL bytes")
+
+
+def measured(before: Callable[[], Any], call: Callable[[Any], Any], times: int) -> Cost:
+    """Return what ``call`` costs with what ``before`` returns, after some calls to warm up."""
+    for _ in range(3):
+        call(before())
+    given = before()
+    with counted() as cost:
+        call(given)
+    for _ in range(times):
+        given = before()
+        written, server = wal_written(), server_ns()
+        started = time.thread_time()
+        call(given)
+        cost.client_ms.append((time.thread_time() - started) * 1000)
+        if server is not None:
+            cost.server_ms.append(((server_ns() or 0) - server) / 1e6)
+        cost.wal.append(wal_written() - written)
+    return cost
+
+
+@contextmanager
+def counted() -> Iterator[Cost]:
+    """Count the statements, and how often the server is waited for, by libpq's own trace."""
+    cost = Cost()
+
+    def count(execute: Any, *arguments: Any) -> Any:
+        cost.statements += 1
+        return execute(*arguments)
+
+    connection.ensure_connection()
+    with tempfile.TemporaryFile("w+") as file:
+        connection.connection.pgconn.trace(file.fileno())
+        try:
+            with connection.execute_wrapper(count):
+                yield cost
+        finally:
+            connection.connection.pgconn.untrace()
+        file.seek(0)
+        cost.round_trips = file.read().count("ReadyForQuery")
+
+
+def server_ns() -> int | None:
+    """Return the processor time of this session's server process, if it runs on this machine under
+    Linux.
+    """
+    pid = connection.connection.info.backend_pid
+    file = Path(f"/proc/{pid}/schedstat")
+    return int(file.read_text().split()[0]) if file.exists() else None
+
+
+def wal_written() -> int:
+    """Return how many bytes of WAL there are."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
+        [(size,)] = cursor.fetchall()
+    return int(size)
