@@ -1,4 +1,4 @@
-"""The Celery app `project`; its configuration stands in the Django settings under CELERY_*."""
+"""The Celery app `project`. The Django settings configure it, with CELERY_* names."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Children that end with their parent, even when that is ended by `kill -9`.
+"""Children that end with their parent, even after `kill -9`.
 
-Linux kills them where they ask for it. They must ask themselves, and Python code between fork and
-exec is unsafe beside threads; so a small Python starts first, asks, and becomes the program.
-Elsewhere a child outlives a parent that could not stop it.
+Linux kills a child with its parent if the child asks for it. Python code between fork and exec is
+not safe with threads, so a small Python program starts first, asks, and then becomes the program.
+On other systems, a child survives a parent that could not stop it.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start `command`; `options` are Popen's. Call it in a thread that lasts as long as the child:
-    to Linux the parent is the thread.
+    """Start `command`; `options` are those of Popen. Call this in a thread that lasts as long as
+    the child: for Linux, the thread is the parent.
     """
     first = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return subprocess.Popen(
@@ -30,7 +30,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 def _become(parent: int, command: list[str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == parent:  # Otherwise it ended before it was asked about.
+    if os.getppid() == parent:  # Otherwise the parent ended before the child asked.
         os.execvp(command[0], command)  # noqa: S606
 
 

@@ -1,4 +1,4 @@
-"""From a DATABASE_URL to Django's DATABASES entry."""
+"""Turns a DATABASE_URL into an entry of Django's DATABASES."""
 
 import re
 from typing import Any
@@ -11,9 +11,9 @@ EXAMPLE = "postgresql://user:password@host:5432/name, or postgresql:///name?host
 
 
 def database_from_url(url: str) -> dict[str, Any]:
-    """Return the entry for `url`; what Django has no key for goes to OPTIONS."""
+    """Return the entry for `url`. Parameters for which Django has no key go into OPTIONS."""
     if not url.startswith(("postgresql://", "postgres://")):
-        # Only the scheme is repeated: the rest may hold a password.
+        # Repeat only the scheme: the rest may contain a password.
         scheme = url.partition(":")[0] if "://" in url else "no scheme"
         raise ImproperlyConfigured(
             f"DATABASE_URL must name a PostgreSQL server, not {scheme!r}: {EXAMPLE}"
@@ -21,7 +21,7 @@ def database_from_url(url: str) -> dict[str, Any]:
     try:
         parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
     except ProgrammingError as error:
-        # What libpq quotes may be the password, with a sign in it that should have been escaped.
+        # The text that libpq quotes may be a password with an unescaped character.
         why = re.sub('".*"', "…", str(error).strip())
         raise ImproperlyConfigured(f"DATABASE_URL cannot be read ({EXAMPLE}): {why}") from None
     user = parts.pop("user", "")

@@ -1,13 +1,13 @@
 """Real PostgreSQL and Redis servers for machines that have none.
 
-`start("postgres")` returns the URL of a server that belongs to this working copy, and starts it
-where it does not run yet. A small *keeper* process owns each server. Every process that uses the
-server holds a shared file lock; the keeper waits for the exclusive one and then stops the server.
-The kernel drops a lock however its holder ends, so a server goes with its last user even after
+`start("postgres")` returns the URL of a server that belongs to this working copy, and starts it if
+it is not running yet. A small *keeper* process owns each server. Every process that uses the server
+holds a shared file lock; the keeper waits for the exclusive lock and then stops the server. The
+kernel releases a lock however its holder ends, so a server stops with its last user, even after
 `kill -9`, and never before.
 
-The URL is also put into the environment: children use the server of their parent, as long as it
-lives.
+The URL is also put into the environment, so that children use the server of their parent as long as
+it runs.
 """
 
 import atexit
@@ -42,10 +42,10 @@ STOP_TIMEOUT = 30.0
 
 
 def start(service: str) -> str:
-    """Return the URL of the embedded `service`; it runs at least as long as this process.
+    """Return the URL of the embedded `service`, which runs at least as long as this process.
 
-    With JOBREAPER_EMBEDDED=temporary the server is private to this process and its children, and
-    its data is deleted with it.
+    With JOBREAPER_EMBEDDED=temporary, the server is private to this process and its children, and
+    its data is deleted when it stops.
     """
     temporary = os.environ.get("JOBREAPER_EMBEDDED") == "temporary"
     if temporary:
@@ -55,7 +55,7 @@ def start(service: str) -> str:
         home.mkdir(parents=True, exist_ok=True)
 
     with _locked(home / "start.lock"):
-        # Blocks while a keeper is stopping the server, and so never gets one that is about to go.
+        # Blocks while a keeper stops the server, so it never returns a server that is stopping.
         users = open(home / "users.lock", "a")  # noqa: SIM115  held until the process ends
         fcntl.flock(users, fcntl.LOCK_SH)
         keeper = None if _held(home / "keeper.lock") else _start_keeper(service, home, temporary)
@@ -88,7 +88,7 @@ def _start_keeper(service: str, home: Path, temporary: bool) -> subprocess.Popen
             stdout=log,
             stderr=log,
             cwd="/",
-            # Ctrl-C in the terminal is for the user's process; the server must outlast it.
+            # Ctrl-C in the terminal is for the user's process; the server has to survive it.
             start_new_session=True,
         )
 
@@ -104,10 +104,10 @@ def _await_url(service: str, home: Path, keeper: subprocess.Popen[bytes] | None)
 
 
 def _leave(home: Path, users: IO[str], keeper: subprocess.Popen[bytes] | None, owner: int) -> None:
-    """Let go of the server; where that ends it, wait for its end."""
+    """Release the server. If that stops it, wait until it has stopped."""
     if os.getpid() != owner:  # A forked child runs its parent's exit handlers.
         return
-    # The exclusive lock is to be had by the last user only, or the keeper has taken it by now.
+    # Only the last user can get the exclusive lock, unless the keeper has taken it already.
     ends = _try_lock(users, fcntl.LOCK_EX) or not _try_lock(users, fcntl.LOCK_SH)
     users.close()
     deadline = time.monotonic() + STOP_TIMEOUT
@@ -127,7 +127,7 @@ def _try_lock(file: IO[str], kind: int) -> bool:
 
 
 def _held(path: Path) -> bool:
-    """Tell whether a living process holds the lock at `path`."""
+    """Return whether a running process holds the lock at `path`."""
     try:
         with open(path) as file:
             return not _try_lock(file, fcntl.LOCK_SH)
@@ -143,7 +143,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _keep(service: str, home: Path, temporary: bool) -> None:
-    """Run the server until its last user is gone: the keeper's whole life."""
+    """Run the server until its last user is gone. This is all the keeper does."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -151,18 +151,22 @@ def _keep(service: str, home: Path, temporary: bool) -> None:
     with open(home / "keeper.lock", "a") as alive, open(home / "users.lock", "a") as users:
         fcntl.flock(alive, fcntl.LOCK_EX)
         sockets = Path(tempfile.mkdtemp(prefix="jobreaper-", dir=_short_directory()))
-        server = Postgres(home, sockets) if service == "postgres" else Redis(home, sockets)
+        server = (
+            Postgres(home, sockets, durable=not temporary)
+            if service == "postgres"
+            else Redis(home, sockets)
+        )
         started = False
         try:
             server.start()
             started = True
             record = home / "sockets"
-            if record.exists():  # A killed keeper could not tidy up.
+            if record.exists():  # A keeper that was killed could not clean up.
                 shutil.rmtree(record.read_text(), ignore_errors=True)
             record.write_text(str(sockets))
             (home / "url.new").write_text(server.url)
             (home / "url.new").rename(home / "url")
-            # A server that a test kills would, as a zombie, look alive to its successor.
+            # A server that a test has killed would be a zombie and seem alive to its successor.
             signal.signal(signal.SIGCHLD, _reap_children)
             fcntl.flock(users, fcntl.LOCK_EX)
         finally:
@@ -174,17 +178,17 @@ def _keep(service: str, home: Path, temporary: bool) -> None:
             (home / "sockets").unlink(missing_ok=True)
             if temporary and started:  # Otherwise its logs are still needed.
                 shutil.rmtree(home, ignore_errors=True)
-            # Before `users`: whoever then gets in must not take this keeper for a living one.
+            # Before `users`: the next process must not take this keeper for a running one.
             alive.close()
 
 
 def _short_directory() -> str:
-    # A socket's path may have 107 bytes; the working copy and TMPDIR may lie deeper than that.
+    # A socket's path may have 107 bytes; the working copy and TMPDIR may have longer paths.
     return tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: S108
 
 
 def _adopt_orphans() -> None:
-    # pg_ctl leaves the server an orphan. Not every container's first process buries those.
+    # pg_ctl makes the server an orphan. Not every container's first process waits for orphans.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -196,9 +200,14 @@ def _reap_children(*_: object) -> None:
 
 
 class Postgres:
-    """A PostgreSQL server with its data under `home` and its socket in `sockets`."""
+    """A PostgreSQL server with its data under `home` and its socket in `sockets`.
 
-    def __init__(self, home: Path, sockets: Path) -> None:
+    What it has committed outlives its own crash; one that is `durable` waits for the disk too, so
+    that it outlives the machine's.
+    """
+
+    def __init__(self, home: Path, sockets: Path, durable: bool = True) -> None:
+        self.durable = durable
         self.bin = binaries("postgres")
         self.data = home / "data"
         self.log = home / "server.log"
@@ -215,11 +224,12 @@ class Postgres:
                 shutil.chown(path, self.user)
 
     def start(self) -> None:
-        """Start the server and wait until it answers; a server left from before is stopped."""
+        """Start the server and wait until it answers. Stop a server that is still running."""
         self.stop()
         if not (self.data / "PG_VERSION").exists():
             self.run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
         options = f"-h '' -k {shlex.quote(str(self.sockets))} -c max_connections=200"
+        options += "" if self.durable else " -c fsync=off"
         self.run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.log), "-o", options)
 
     def stop(self, mode: str = "fast") -> None:
@@ -253,7 +263,7 @@ class Redis:
         self.server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server and wait until it answers; a server left from before is stopped."""
+        """Start the server and wait until it answers. Stop a server that is still running."""
         self.stop()
         options = ["--port", "0", "--save", "", "--appendonly", "no"]
         places = ["--unixsocket", str(self.socket), "--dir", str(self.socket.parent)]
@@ -271,7 +281,7 @@ class Redis:
         if self.address.exists():
             self._say("SHUTDOWN NOSAVE")
         if self.server is not None:
-            # The socket closes before the process ends, and nobody else would bury it.
+            # The socket closes before the process ends, and nothing else would wait for it.
             self.server.wait(STOP_TIMEOUT)
             self.server = None
 
@@ -284,7 +294,7 @@ class Redis:
 
 
 def _let_others_in(path: Path) -> None:
-    """Let PostgreSQL's account pass through the directories above `path`; it may not list them."""
+    """Let PostgreSQL's account traverse the directories above `path`, but not list them."""
     for directory in path.parents:
         mode = directory.stat().st_mode
         if not mode & stat.S_IXOTH:
@@ -292,12 +302,12 @@ def _let_others_in(path: Path) -> None:
 
 
 def _let_others_read(programs: Path) -> None:
-    """Undo a strict umask at installation, for the account that runs the programs."""
+    """Undo the effect of a strict umask at installation, for the account that runs the programs."""
     _let_others_in(programs)
     for tree in (programs.parent, programs.parent.with_suffix(".libs")):
         for path in (tree, *tree.rglob("*")):
             mode = path.stat().st_mode
-            # Whatever the owner may read or run, others may now too.
+            # Others may now read or run what the owner may.
             wanted = mode | (mode >> 6) & (stat.S_IROTH | stat.S_IXOTH)
             if wanted != mode:
                 path.chmod(wanted)

@@ -1,4 +1,4 @@
-"""Settings of the host project: all that differs between machines comes from the environment."""
+"""Settings of the host project. Everything that differs between machines is in the environment."""
 
 import os
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from project.database import database_from_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# Type checking and linting read the settings too and must not start servers for it.
+# Type checkers and linters read the settings too, and must not start servers.
 NO_SERVERS = os.environ.get("JOBREAPER_NO_SERVERS") == "1"
 
 DEBUG = os.environ.get("DJANGO_DEBUG", "1") == "1"

@@ -1,4 +1,4 @@
-"""The admin, the tick and the health, and metrics where django-prometheus is installed."""
+"""The admin, the tick and the health, and metrics if django-prometheus is installed."""
 
 from importlib.util import find_spec
 

@@ -10,13 +10,14 @@ from project.demo.screen import BOLD, GREEN, RED, Screen
 
 WHAT = (
     "Two workers run real ffmpeg jobs. One is killed, one is frozen until its job was given to\n"
-    "another and then woken. The reaper, which Celery beat runs, gives both jobs back; other\n"
-    "workers finish them, and what the woken one writes is rejected. No job is lost."
+    "another and then woken. The killed one is missed at once; the reaper, which Celery beat\n"
+    "runs, gives back the frozen one's job when its lease has run out. Other workers finish both\n"
+    "jobs, and what the woken one writes is rejected. No job is lost."
 )
 
 
 def main() -> int:
-    """Run the demo; return 0 if all went as told above."""
+    """Run the demo; return 0 if everything happened as described above."""
     parser = argparse.ArgumentParser(prog="python -m project.demo", description=WHAT)
     parser.add_argument("--exit", action="store_true", help="end at once, instead of serving")
     ends_at_once = parser.parse_args().exit
@@ -36,7 +37,7 @@ def _run(ends_at_once: bool) -> int:
     given = [name for name in ("DATABASE_URL", "REDIS_URL") if os.environ.get(name)]
     screen.say(f"Servers: {' and '.join(given)} as given." if given else "Starting servers.")
 
-    # Everything below needs the settings, and these start the embedded servers.
+    # Everything below needs the settings, which start the embedded servers.
     os.environ["DJANGO_SETTINGS_MODULE"] = "project.demo.settings"
     import django
 

@@ -1,4 +1,4 @@
-"""Tells what becomes of the jobs, from the tables and `job_events` alone."""
+"""Tells what happens to the jobs, only from the tables and `job_events`."""
 
 import time
 from datetime import datetime
@@ -10,7 +10,7 @@ from project.media.models import AsrJob, Job, MediaJob
 
 
 class Chronicle:
-    """What was told so far, and the names by which workers are called in it."""
+    """What was told so far, and the names of the workers in it."""
 
     def __init__(self, screen: Screen) -> None:
         self._say = screen.say
@@ -24,12 +24,12 @@ class Chronicle:
         self._names[pid] = name
 
     def note_strike(self, pid: int, what: str) -> None:
-        """Remember that the worker process `pid` was struck now: killed, frozen or so."""
+        """Remember that the worker process `pid` was killed or frozen now."""
         self._strikes[pid] = what, time.monotonic()
 
     def tell_news(self) -> None:
-        """Tell what has happened since the last call: events, and claims of jobs that had been
-        claimed before, which leave no event.
+        """Tell what has happened since the last call: events, and claims of jobs that were claimed
+        before, which add no event.
         """
         for event in JobEvent.objects.exclude(pk__in=self._told_events).order_by("pk"):
             self._told_events.add(event.pk)
@@ -50,6 +50,12 @@ class Chronicle:
             case EventType.JOB_FINISHED:
                 took = f"{details['duration_ms'] / 1000:.1f} s"
                 self._say(f"{worker} finished {job} in {took}.", GREEN)
+            case EventType.JOB_WORKER_LOST:
+                self._say(
+                    f"NOTICED{self._since_strike(worker_id)}: {details['how']}. "
+                    f"{job} is due again.",
+                    BOLD,
+                )
             case EventType.REAPER_REQUEUED:
                 overdue = details["overdue_ms"] / 1000
                 due = datetime.fromisoformat(details["next_earliest_run_at"]) - event.at
@@ -81,6 +87,6 @@ class Chronicle:
 
 
 def pid_of(worker_id: str | None) -> int:
-    """Return the process in `<hostname>:<pid>:<boot token>`, 0 where there is none."""
+    """Return the pid in `<hostname>:<pid>:<boot token>`, or 0 if there is none."""
     parts = (worker_id or "").rsplit(":", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Everything the demo starts and must end: its database, its processes, its files."""
+"""Everything that the demo starts and has to stop: its database, its processes, its files."""
 
 import os
 import shutil
@@ -32,12 +32,12 @@ PATIENCE_AT_THE_END_SEC = 8
 
 
 class Trouble(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message says why."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process of the demo's, and where its output goes."""
+    """A process of the demo, and the file of its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -52,14 +52,14 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     def kill(self) -> None:
-        """Kill it and whatever it started, as the end of a container does."""
+        """Kill it and everything that it started, as the end of a container does."""
         os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
 
 
 class House:
-    """As a context manager it leaves nothing behind, except after a failure: then its files and its
-    database stay, for a look at what happened.
+    """A context manager that leaves nothing behind. After a failure, it keeps its files and its
+    database, so that you can see what happened.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class House:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # An impatient second Ctrl-C would leave things behind.
+        # A second Ctrl-C would leave things behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self._end_children()
@@ -90,13 +90,13 @@ class House:
         with suppress(OperationalError), app.connection_for_write() as broker:
             for name in (QUEUE, MEDIA_QUEUE):
                 queue = app.amqp.queues[name](broker.default_channel)
-                queue.declare()  # Only who knows its bindings can delete them from Redis.
+                queue.declare()  # Only a client that knows its bindings can delete them.
                 queue.delete()
                 queue.exchange.delete()
         shutil.rmtree(self.files)
 
     def make_database(self) -> None:
-        """Make the demo's database anew, with an admin in it."""
+        """Create the demo's database from scratch, with an admin user."""
         try:
             with psycopg.connect(settings.DATABASE_URL, autocommit=True) as db:
                 for statement in ("DROP DATABASE IF EXISTS {}", "CREATE DATABASE {}"):
@@ -109,7 +109,7 @@ class House:
         get_user_model().objects.create_superuser("admin", password="admin")  # noqa: S106
 
     def start_worker(self) -> Child:
-        """Start a worker process; its name is not that of any before."""
+        """Start a worker process with a name that was not used before."""
         self.workers_so_far += 1
         return self._start_celery_worker(f"worker {self.workers_so_far}", MEDIA_QUEUE)
 
@@ -122,7 +122,7 @@ class House:
         self._start_celery_worker("Celery worker", QUEUE)
 
     def _start_celery_worker(self, name: str, queue: str) -> Child:
-        # One process each: what is killed is then a whole worker, and no child of one.
+        # One process each, so that a kill ends a whole worker and not a child of one.
         alone = ["-P", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
         host = f"--hostname={name.replace(' ', '-')}@%h"
         return self.start(name, *CELERY, "worker", "-l", "INFO", "-Q", queue, host, *alone)
@@ -134,8 +134,8 @@ class House:
         return host, port
 
     def start(self, name: str, *arguments: str) -> Child:
-        """Start Python with `arguments`, in a session of its own: Ctrl-C is for the demo, which
-        ends its children in good order.
+        """Start Python with `arguments`, in its own session: Ctrl-C reaches only the demo, which
+        stops its children in order.
         """
         log = self.files / f"{name.replace(' ', '-')}.log"
         with log.open("wb") as output:
@@ -156,7 +156,7 @@ class House:
         self.children.remove(child)
 
     def take_ended(self) -> list[Child]:
-        """Return the children that have ended since the last call, of themselves."""
+        """Return the children that have ended by themselves since the last call."""
         ended = [child for child in self.children if child.process.poll() is not None]
         self.children = [child for child in self.children if child not in ended]
         return ended

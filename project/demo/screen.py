@@ -1,4 +1,4 @@
-"""What the demo prints: lines with the time since its start, colours on a terminal only."""
+"""What the demo prints: lines with the time since its start, in color only on a terminal."""
 
 import os
 import sys
@@ -20,11 +20,11 @@ class Screen:
         self._print(f"{time.monotonic() - self.started:5.1f} s  ", text, colour)
 
     def show(self, text: str, colour: str = "") -> None:
-        """Print what stands outside the story's time."""
+        """Print a line without a time."""
         self._print("", text, colour)
 
     def table(self, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-        """Print rows of equal keys under these, after their names."""
+        """Print rows with the same keys as a table, each after its name."""
         cells = [["", *rows[0]]]
         cells += [[name, *map(str, row.values())] for name, row in zip(names, rows, strict=True)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,15 +1,16 @@
-"""The host project's settings for the demo: leases short enough to watch, and a database and a
-queue of its own, so that it touches nothing of yours on the servers you name.
+"""The host project's settings for the demo: leases that are short enough to watch, and its own
+database and queue, so that it does not touch anything else on your servers.
 """
 
 import os
 
-# In the environment, where they win over what you have set there.
+# These override what you have set in the environment.
 os.environ |= {
     "DEFAULT_LEASE_SEC": "6",
     "HEARTBEAT_SEC": "1",
     "RECOVERY_GRACE_SEC": "2",
     "REAPER_INTERVAL_SEC": "2",
+    "PRESENCE_GRACE_SEC": "1",
     "DISPATCH_INTERVAL_SEC": "1",
     "DISPATCH_AGAIN_SEC": "5",
     "JOB_MAX_ATTEMPTS": "3",
@@ -27,8 +28,8 @@ DATABASES["default"]["NAME"] = "jobreaper_demo"
 
 CELERY_TASK_DEFAULT_QUEUE = QUEUE
 CELERY_TASK_ROUTES = {"project.media.tasks.*": {"queue": MEDIA_QUEUE}}
-# A message that waits in a busy worker is one that an idle worker does not get.
+# A message that waits in a busy worker is not available to an idle one.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# Celery workers that share a broker talk to one another; these keep to themselves.
+# Celery workers that share a broker communicate; these must not.
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

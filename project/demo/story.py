@@ -16,7 +16,7 @@ from jobreaper.models import ReaperPass
 from jobreaper.states import TERMINAL, EventType, Trigger
 from project.demo.chronicle import Chronicle, pid_of
 from project.demo.house import Child, House, Trouble
-from project.demo.outcome import TABLES, Expected, missing_events
+from project.demo.outcome import TABLES, TAKEN_BACK, Expected, missing_events
 from project.demo.screen import RED, YELLOW, Screen
 from project.media.models import AsrJob, Job, MediaJob
 from project.media.work import make_video
@@ -26,14 +26,14 @@ T = TypeVar("T")
 LOOK_EVERY_SEC = 0.1
 PATIENCE_SEC = 60
 
-# The jobs that are to lose their worker read at native speed, so that there is a middle to lose it
-# in.
+# The jobs that will lose their worker read at native speed, so that they are still running when it
+# is killed.
 VIDEO_SEC = 6
 MIDDLE = timedelta(seconds=1.5)
 
 
 class Story:
-    """Strikes the workers and watches the tables, as anybody could."""
+    """Kills and freezes workers, and watches the tables from outside."""
 
     def __init__(self, house: House, screen: Screen) -> None:
         self.house = house
@@ -44,7 +44,7 @@ class Story:
         self.expected: list[Expected] = []
 
     def tell(self) -> None:
-        """Run the demo until every job has reached its end."""
+        """Run the demo until every job has ended."""
         host, port = self.house.start_web_server()
         self.house.start_celery()
         self._start_worker()
@@ -68,7 +68,7 @@ class Story:
         )
 
     def serve(self) -> None:
-        """Go on until Ctrl-C; a worker that ends is replaced."""
+        """Continue until Ctrl-C, and replace workers that end."""
         while True:
             self._look(replace_workers=True)
             time.sleep(LOOK_EVERY_SEC)
@@ -101,7 +101,7 @@ class Story:
         worker, worker_id = self._in_the_middle_of(job)
         self.house.kill(worker)
         self.chronicle.note_strike(worker.pid, "killed")
-        self.expected.append(Expected(EventType.REAPER_REQUEUED, job, worker_id))
+        self.expected.append(Expected(TAKEN_BACK, job, worker_id))
         self.screen.say(f"KILLED {worker.name} (SIGKILL) in the middle of {job}.", RED)
         self.screen.say(f"{self._start_worker()} is started in its place.")
 
@@ -110,7 +110,7 @@ class Story:
         worker.process.send_signal(signal.SIGSTOP)
         self.chronicle.note_strike(worker.pid, "frozen")
         for kind in (EventType.REAPER_REQUEUED, EventType.JOB_STALE_WRITE_REJECTED):
-            self.expected.append(Expected(kind, job, worker_id))
+            self.expected.append(Expected((kind,), job, worker_id))
         self.screen.say(f"FROZEN {worker.name} (SIGSTOP) in the middle of {job}.", YELLOW)
         return worker
 
@@ -122,7 +122,7 @@ class Story:
         return self.workers[pid_of(worker_id)], worker_id
 
     def _wake(self, worker: Child) -> None:
-        # A worker that finds ffmpeg still at work learns of its loss in time, and does not write.
+        # A worker whose ffmpeg is still running notices its loss in time, and does not write.
         self._until(lambda: _children_have_ended(worker.pid), "the frozen worker's ffmpeg to end")
         worker.process.send_signal(signal.SIGCONT)
         self.screen.say(
@@ -130,7 +130,7 @@ class Story:
         )
 
     def _until(self, condition: Callable[[], T | None], what: str) -> T:
-        """Tell what happens until `condition` is met, and return what it returned."""
+        """Tell what happens until `condition` is true, and return its value."""
         deadline = time.monotonic() + PATIENCE_SEC
         while not (result := condition()):
             if time.monotonic() > deadline:
@@ -158,7 +158,7 @@ def _has_unfinished(model: type[MediaJob]) -> bool:
 
 
 def _children_have_ended(pid: int) -> bool:
-    # Their parent is frozen and cannot bury them.
+    # Their parent is frozen and cannot wait for them.
     children = psutil.Process(pid).children()
     return all(child.status() == psutil.STATUS_ZOMBIE for child in children)
 

@@ -4,14 +4,14 @@ from django.apps import AppConfig
 
 
 class DocumentsConfig(AppConfig):
-    """Documents are protected, built into artefacts and anchored by an executor of its own."""
+    """An executor of its own protects documents, builds artifacts and anchors them."""
 
     name = "project.documents"
     label = "documents"
     verbose_name = "Documents"
 
     def ready(self) -> None:
-        """Tell the reaper which column plays which part, and how long each type may be silent."""
+        """Map the columns, and set how long each type may show no sign of life."""
         from jobreaper import register
 
         from .models import ExecutorJob
@@ -35,9 +35,10 @@ class DocumentsConfig(AppConfig):
                 "submit_anchor_polygon": "60m",
                 "submit_anchor_bitcoin": "60m",
             },
-            max_attempts=10,
+            # Ten times back to the queue: the first attempt is none of those that are counted.
+            max_attempts=11,
             attempts_counted="reap",
-            # Its workers are the executor's own, which take no leases.
+            # Its workers belong to the executor and take no leases.
             reclaim_only=True,
             functions={"reap": "reclaim_stale_jobs", "heartbeat": "update_job_heartbeat"},
         )

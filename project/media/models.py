@@ -28,7 +28,7 @@ class Job(MediaJob):
 
 
 class AsrJob(MediaJob):
-    """A recording whose speech is to be written down."""
+    """A recording whose speech is transcribed."""
 
     class Meta(MediaJob.Meta):
         db_table = "asr_jobs"

@@ -1,7 +1,7 @@
 """The Celery tasks that run the media tables' jobs under a lease.
 
-The work goes into a file that belongs to this attempt alone. It gets its final name in the
-transaction that finishes the job, so nobody ever sees half a file, or the file of a stale worker.
+The work writes to a file that belongs only to this attempt. The file gets its final name in the
+transaction that finishes the job, so nobody sees half a file, or the file of a stale worker.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def render(job: Job, lease: Lease) -> None:
 
 @shared_task(base=LeasedTask, model="media.AsrJob")
 def extract_sound(job: AsrJob, lease: Lease) -> None:
-    """Extract what a speech recogniser is to listen to."""
+    """Extract the sound for a speech recognizer."""
     _produce(lease)
 
 
@@ -39,13 +39,13 @@ def _produce(lease: Lease) -> None:
 
 
 def _finish(lease: Lease, part: Path, output: Path) -> None:
-    # The connection may have been closed at the other end while ffmpeg was at work.
+    # The server may have closed the connection while ffmpeg was running.
     close_old_connections()
     with transaction.atomic():
         try:
             lease.finish()
         except LeaseLost:
-            # Raised in here it would undo the record of the rejected write, all there is to commit.
+            # Raised inside the block, it would roll back the record of the rejected write.
             pass
         else:
             lease.job.payload["output"] = str(output)

@@ -12,19 +12,19 @@ from project import children
 CHECK_EVERY_SEC = 0.2
 
 VIDEO = ["-c:v", "libx264", "-preset", "ultrafast", "-pix_fmt", "yuv420p", "-c:a", "aac"]
-# One channel at 16 kHz is what speech recognisers are trained on.
+# Speech recognizers are trained on one channel at 16 kHz.
 SPEECH = ["-vn", "-ac", "1", "-ar", "16000", "-c:a", "pcm_s16le"]
 
 
 class WorkFailed(Exception):
-    """ffmpeg could not do it; the message is ffmpeg's own."""
+    """ffmpeg failed; the message is that of ffmpeg."""
 
 
 def run(
     stage: str, payload: Mapping[str, Any], output: Path, keep_going: Callable[[], object]
 ) -> None:
-    """Do the work of `stage` and write `output`. `keep_going` is called several times a second
-    meanwhile and ends the work by raising.
+    """Do the work of `stage` and write `output`. Meanwhile, `keep_going` is called several times a
+    second; it can stop the work by raising an exception.
 
     `payload` has the `source`, and may have `start` and `seconds` for a part of it, the `text` to
     burn in, and `native_speed` to read no faster than the source plays.
@@ -36,7 +36,7 @@ def run(
 
 
 def suffix(stage: str) -> str:
-    """Return the ending of the names of what `stage` writes."""
+    """Return the suffix of the files that `stage` writes."""
     return ".wav" if stage == "asr" else ".mp4"
 
 

@@ -19,6 +19,8 @@ const longestTimeoutMs = 2 ** 31 - 1;
 // Never used again after a restart: with the epoch it is the proof of a lease.
 const me = `${os.hostname()}:${process.pid}:${crypto.randomBytes(4).toString('hex')}`;
 
+let jobsInHand = 0;
+
 const stopping = new AbortController();
 process.on('SIGTERM', () => stopping.abort());
 
@@ -39,6 +41,33 @@ async function connect() {
 async function ask(client, name, held) {
   const { rows } = await client.query(`SELECT ${verb(name)}($1, $2, $3) AS held`, held);
   return rows[0].held;
+}
+
+// Presence: this worker holds a lock on the session of its client, which the server frees when the
+// process is killed, and says every beat that it is here. Through a pooler the lease alone decides.
+function present(client) {
+  let renewing, answered;
+
+  async function renew() {
+    try {
+      const here = [me, client.processID, jobsInHand];
+      await client.query('SELECT jobreaper_worker_here($1, $2, $3)', here);
+    } catch (error) {
+      console.error(`presence: ${error.message}`);
+    }
+    if (!left) renewing = setTimeout(() => (answered = renew()), beatMs);
+  }
+
+  let left = false;
+  async function leave() {
+    left = true;
+    clearTimeout(renewing);
+    await answered;
+    await client.query('SELECT jobreaper_worker_left($1)', [me]);
+  }
+
+  answered = renew();
+  return { said: answered, leave };
 }
 
 // The lease of one job: `lost` is aborted when the database says so, or when by the local clock,
@@ -102,6 +131,7 @@ async function work(job, signal) {
 
 async function run(db, heart, job, claimedAt) {
   const { held, lost, letGo } = keep(heart, job, claimedAt);
+  jobsInHand = 1;
   say('claimed', job);
   try {
     await work(job, AbortSignal.any([lost, stopping.signal]));
@@ -116,6 +146,7 @@ async function run(db, heart, job, claimedAt) {
       say('failed', job);
     }
   } finally {
+    jobsInHand = 0;
     await letGo();
   }
 }
@@ -123,6 +154,8 @@ async function run(db, heart, job, claimedAt) {
 async function main() {
   // Beats have a connection of their own: the work's may be in the middle of a transaction.
   const [db, heart] = await Promise.all([connect(), connect()]);
+  const presence = present(heart);
+  await presence.said;
   console.log('ready');
   while (!stopping.signal.aborted) {
     const claimedAt = performance.now();
@@ -130,6 +163,7 @@ async function main() {
     if (rows.length) await run(db, heart, rows[0], claimedAt);
     else await sleep(idleMs, undefined, { signal: stopping.signal }).catch(() => {});
   }
+  await presence.leave();
   await Promise.all([db.end(), heart.end()]);
 }
 

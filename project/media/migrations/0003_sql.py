@@ -6,6 +6,6 @@ from jobreaper.operations import InstallSQL
 
 
 class Migration(migrations.Migration):
-    dependencies = [("media", "0002_leases"), ("jobreaper", "0002_queue")]
+    dependencies = [("media", "0002_leases"), ("jobreaper", "0001_initial")]
 
     operations = [InstallSQL("Job"), InstallSQL("AsrJob")]
