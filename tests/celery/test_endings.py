@@ -155,7 +155,10 @@ def test_a_soft_time_limit_in_the_middle_of_a_query_is_retried_like_any(
 ) -> None:
     """Celery raises it from a signal's handler, and psycopg leaves the query to itself."""
     query = "SELECT pg_sleep(60)"
-    working = "FROM pg_stat_activity WHERE query = %s AND state = 'active'"
+    working = (
+        "FROM pg_stat_activity"
+        " WHERE query = %s AND state = 'active' AND datname = current_database()"
+    )
 
     def strike(thread: int) -> None:
         until(lambda: sql(f"SELECT 1 {working}", query))

@@ -242,12 +242,14 @@ def held_claims(sql: Sql, second_connection: psycopg.Connection) -> Iterator[Cal
 
 def is_held(sql: Sql) -> bool:
     """Return whether a claim waits to go on."""
-    return bool(sql("SELECT 1 FROM pg_locks WHERE objid = 5117 AND NOT granted"))
+    here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    return bool(sql(f"SELECT 1 FROM pg_locks WHERE objid = 5117 AND NOT granted AND {here}"))
 
 
 def is_being_claimed(sql: Sql) -> bool:
     """Return whether a claim is under way."""
-    return bool(sql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+    sleeping = "wait_event = 'PgSleep' AND datname = current_database()"
+    return bool(sql(f"SELECT 1 FROM pg_stat_activity WHERE {sleeping}"))
 
 
 def test_a_claim_that_outlives_its_child_is_given_back_too(

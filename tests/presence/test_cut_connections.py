@@ -40,6 +40,7 @@ def test_the_sessions_of_a_worker_hold_its_lock_each(
     held = """
         SELECT count(DISTINCT pid) AS sessions FROM pg_locks
          WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     """
     worker = start_worker()
     worker.ask("claim", job)

@@ -65,7 +65,8 @@ def work(start: Start) -> Start:
 
 
 def listens(sql: Sql) -> bool:
-    return bool(sql("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"))
+    listening = "query LIKE 'LISTEN %' AND datname = current_database()"
+    return bool(sql(f"SELECT 1 FROM pg_stat_activity WHERE {listening}"))
 
 
 def began(worker: Child, pk: Any) -> None:

@@ -47,6 +47,10 @@ def strike(sql: Sql) -> Iterator[Callable[..., None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
+# The server may serve other tests too.
+HERE = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+
+
 @pytest.fixture(params=[lambda key: claim(Job, key), lambda key: claim_next(Job)])
 def claims(request: pytest.FixtureRequest) -> Any:
     return request.param
@@ -54,8 +58,7 @@ def claims(request: pytest.FixtureRequest) -> Any:
 
 def is_idle(sql: Sql) -> bool:
     """Return whether the server is done with every statement."""
-    others = "datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'"
-    return not sql(f"SELECT 1 FROM pg_stat_activity WHERE {others}")
+    return not sql(f"{HERE} AND pid <> pg_backend_pid() AND state = 'active'")
 
 
 def test_a_claim_that_waits_for_a_locked_table_is_not_carried_out_afterwards(
@@ -69,7 +72,7 @@ def test_a_claim_that_waits_for_a_locked_table_is_not_carried_out_afterwards(
     second_connection.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
     letting_go = threading.Timer(1, second_connection.rollback)
     letting_go.start()
-    strike("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'", TooSlow())
+    strike(f"{HERE} AND wait_event_type = 'Lock'", TooSlow())
     with pytest.raises(TooSlow):
         claims(key)
     letting_go.join()
@@ -112,7 +115,7 @@ def test_what_the_server_claimed_all_the_same_is_given_back(
     strike: Callable[..., None],
 ) -> None:
     key = jobs.plant()
-    strike("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'", error)
+    strike(f"{HERE} AND wait_event = 'PgSleep'", error)
     with pytest.raises(type(error)):
         claims(key)
     row = jobs.row(key)
