@@ -4,7 +4,7 @@ SUITABLE = import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c '$(SUITABLE)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test coverage quick check golden messages docs screenshots hooks bench chaos model dist clean
+.PHONY: demo test coverage quick check golden messages docs diagrams screenshots hooks bench chaos model dist clean
 
 demo: .venv/stamp
 	.venv/bin/python -m project.demo $(ARGS)
@@ -43,6 +43,12 @@ messages: .venv/stamp
 docs: .venv/stamp
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml --strict --quiet
+
+# The pictures of the site's diagrams, so that it loads nothing from elsewhere. Needs npm, and Debian's
+# package chromium.
+diagrams: .venv/stamp
+	mkdir -p build && cd build && tar -xzf $$(npm pack --silent mermaid@11.17.2) package/dist/mermaid.min.js
+	.venv/bin/python docs/site/diagrams.py build/package/dist/mermaid.min.js
 
 # The pictures of the documentation, from a lively database. Needs Debian's package chromium.
 screenshots: .venv/stamp

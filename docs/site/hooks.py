@@ -1,17 +1,23 @@
 """Joins what is at the top of the repository with the pages of docs/, for `make docs`.
 
 README, CONTRIBUTING and CHANGELOG become pages, links between them and docs/ are rewritten, links
-to code become its path, and a page has the docstrings of the public names.
+to code become its path, diagrams the pictures that `make diagrams` has drawn, and a page has the
+docstrings of the public names.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+# A hook is loaded as a file of no package.
+sys.path.insert(0, str(Path(__file__).parent))
+from diagrams import FENCE, PICTURES, THEMES, picture_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = {
@@ -33,9 +39,21 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite the links of a page of docs/."""
+    """Rewrite the links of a page of docs/, and show its diagrams."""
     is_generated = page.file.generated_by is not None
-    return markdown if is_generated else _rewritten(markdown, in_docs=True)
+    return markdown if is_generated else _rewritten(FENCE.sub(_pictured, markdown), in_docs=True)
+
+
+def _pictured(fence: re.Match[str]) -> str:
+    """Return a diagram's picture for each theme. One that is not there fails the build, as any
+    broken link does.
+    """
+    above = re.findall(r"^#+ (.*)$", fence.string[: fence.start()], re.MULTILINE)
+    folder = PICTURES.relative_to(ROOT / "docs").as_posix()
+    return "\n".join(
+        f"![{above[-1]}]({folder}/{picture_of(fence[1], theme).name}#only-{theme})"
+        for theme in THEMES
+    )
 
 
 def _rewritten(text: str, *, in_docs: bool) -> str:

@@ -1,5 +1,6 @@
 """The documentation site has every page, and so has the overview for language models."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -21,3 +22,15 @@ def test_the_navigation_has_every_page_once() -> None:
 
 def test_the_overview_for_language_models_has_every_page_once() -> None:
     assert pages_in(markdown.ROOT / "docs" / "llms.txt") == PAGES
+
+
+def test_every_diagram_has_the_pictures_that_were_drawn_of_it() -> None:
+    pages = (markdown.ROOT / "docs").glob("*.md")
+    texts = re.findall(
+        r"^```mermaid\n(.*?)^```$", "".join(page.read_text() for page in pages), re.M | re.S
+    )
+    digests = [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
+    drawn = (markdown.ROOT / "docs" / "images" / "diagrams").iterdir()
+    assert sorted(picture.name for picture in drawn) == sorted(
+        f"{digest}-{theme}.svg" for digest in digests for theme in ("light", "dark")
+    ), "make diagrams"
