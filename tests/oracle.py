@@ -26,6 +26,19 @@ def lease_seconds(policy: StagePolicy, expected_duration_ms: int | None) -> floa
     return min(max(policy.lease_sec, expected), LONGEST_MS / 1000)
 
 
+def renewed_end(
+    end: float | None, now: float, length: float, deadline: float | None, *, second: float = 1
+) -> float:
+    """Return when a lease ends after a heartbeat, in a unit of which a second has so many. Its end
+    stands while a whole length is left of it. Then it is set a third of the length further than
+    that, and at most five minutes.
+    """
+    last = float("inf") if deadline is None else deadline
+    latest = min(now + length + min(length / 3, 300 * second), last)
+    stands = end is not None and min(now + length, last) < end <= latest
+    return end if stands and end is not None else latest
+
+
 def verdict(
     policy: StagePolicy,
     *,

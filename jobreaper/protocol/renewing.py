@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,12 +23,14 @@ from jobreaper.db import (
     may_be_a_rows_fault,
 )
 from jobreaper.identity import local_clock
-from jobreaper.protocol.holding import Beat, Holding
+from jobreaper.protocol.holding import Beat, Holding, holding_of
 from jobreaper.tables import JobTable
 
 # If a migration has locked a table, the heartbeats of other tables must not wait for it.
 LOCK_TIMEOUT_SEC: Final = 0.5
 STATEMENT_TIMEOUT_SEC: Final = 10.0
+# How many leases one statement renews: see _parts().
+MOST_AT_ONCE: Final = 100
 
 
 # How leases of one table and session are renewed; the text is the session.
@@ -36,17 +40,47 @@ Send = Callable[[BaseDatabaseWrapper, JobTable, Sequence[Holding], str], list[Be
 def beat(
     connection: BaseDatabaseWrapper,
     table: JobTable,
-    leases: Sequence[Holding],
+    leases: Sequence[Any],
     session: str | None = None,
 ) -> list[Beat]:
-    """Renew ``leases`` of one table and session in one statement, tell each of them the result, and
-    return the results in the order of ``leases``.
+    """Renew ``leases`` of one table and session, as users see them or their holdings, tell each of
+    them the result, and return the results in the order of ``leases``.
     """
-    session = session or (leases[0].session if leases else ANY_SESSION)
-    return _beat(partial(fetch_within, connection), table, leases, session) or []
+    held = [lease if isinstance(lease, Holding) else holding_of(lease) for lease in leases]
+    session = session or (held[0].session if held else ANY_SESSION)
+    return _beat(partial(fetch_within, connection), table, held, session) or []
 
 
 def _beat(
+    fetch: Callable[..., list[tuple[Any, ...]] | None],
+    table: JobTable,
+    leases: Sequence[Holding],
+    session: str,
+) -> list[Beat] | None:
+    found: dict[Holding, Beat] = {}
+    for part in _parts(leases):
+        beats = _beat_part(fetch, table, part, session)
+        if beats is None:
+            return None
+        found.update(zip(part, beats, strict=True))
+    return [found[lease] for lease in leases]
+
+
+def _parts(leases: Sequence[Holding]) -> list[Sequence[Holding]]:
+    """Return ``leases`` as they are renewed together.
+
+    An update is cheap if the new version of the row fits onto its page, and a page has no room for
+    new versions of all its rows: the old ones make room only after a commit. Jobs that were claimed
+    together are on the same pages, so the parts are drawn at random, and anew each time.
+    """
+    count = max(1, math.ceil(len(leases) / MOST_AT_ONCE))
+    if count == 1:
+        return [leases]
+    mixed = random.sample(leases, len(leases))
+    return [mixed[place::count] for place in range(count)]
+
+
+def _beat_part(
     fetch: Callable[..., list[tuple[Any, ...]] | None],
     table: JobTable,
     leases: Sequence[Holding],

@@ -74,6 +74,13 @@ class ModelJob:
         end = now + oracle.lease_seconds(self.policy, self.expected_duration_ms) / HOUR
         return end if self.deadline is None else min(end, self.deadline)
 
+    def beat(self, now: float) -> None:
+        self.beaten_at = now
+        hours = oracle.lease_seconds(self.policy, self.expected_duration_ms) / HOUR
+        self.lease_end = oracle.renewed_end(
+            self.lease_end, now, hours, self.deadline, second=1 / HOUR
+        )
+
     def backoff(self) -> float:
         return policies.backoff_ms(self.policy, self.attempts) / 1000 / HOUR
 

@@ -127,8 +127,7 @@ class Protocol(Watched):
     def _beaten(self, held: ModelLease) -> None:
         job = self.model[held.key]
         if job.is_held_by(held):
-            job.lease_end = job.lease_from(self.now)
-            job.beaten_at = self.now
+            job.beat(self.now)
         # A lease that ends with its deadline ends by the local clock too.
         if not job.is_held_by(held) or job.lease_from(self.now) < self.now:
             held.lose()

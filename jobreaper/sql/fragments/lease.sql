@@ -1,14 +1,34 @@
 -- The end and the state of a lease.
+--
+-- In an end, LEAST ignores a NULL deadline, and GREATEST makes a deadline of '-infinity' a time that
+-- every client can read.
+
+-- name: lease_length
+make_interval(secs => LEAST(
+    GREATEST(policy.lease_sec,
+             coalesce(job.{expected_duration_ms}, 0) / 1000.0 * policy.sla_factor),
+    {longest_lease_sec}))
+
 
 -- name: lease_end
--- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
--- read.
 GREATEST('epoch', LEAST(
-    statement_timestamp() + make_interval(secs => LEAST(
-        GREATEST(policy.lease_sec,
-                 coalesce(job.{expected_duration_ms}, 0) / 1000.0 * policy.sla_factor),
-        {longest_lease_sec})),
+    statement_timestamp()
+    + {length},
     {not_after}))
+
+
+-- name: renewed_end
+-- An index contains the end of a lease, so to move it costs three times as much as to write the time
+-- of the heartbeat alone. So a heartbeat sets the end somewhat further than needed, and then leaves it
+-- alone until less than a lease is left. A lease never ends sooner than its length after a heartbeat.
+(SELECT CASE WHEN job.{lease_expires_at} BETWEEN ends.soonest AND ends.latest
+             THEN job.{lease_expires_at}
+             ELSE ends.latest END
+   FROM (SELECT {length} AS length) AS its
+  CROSS JOIN LATERAL (
+        SELECT {soonest_end} AS soonest,
+               {latest_end} AS latest
+        ) AS ends)
 
 
 -- name: lease_state

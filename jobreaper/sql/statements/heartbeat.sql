@@ -22,7 +22,7 @@ reachable AS MATERIALIZED (
 renewed AS (
     UPDATE {table} AS job
        SET {last_heartbeat_at} = statement_timestamp(),
-           {lease_expires_at} = {lease_end}
+           {lease_expires_at} = {renewed_end}
       FROM policies AS policy
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM reachable))
        AND {policy_of_row}

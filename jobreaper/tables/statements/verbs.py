@@ -38,6 +38,11 @@ _ERRORS: Final = SQL(
 _JOBS_OF: Final = SQL("(SELECT DISTINCT id FROM {}) AS job")
 
 
+# A heartbeat sets the end of a lease at most this much later than needed: a dead worker may be
+# noticed that much later.
+_LONGEST_RESERVE: Final = SQL("interval '5 minutes'")
+
+
 def leased(table: Shape, name: str, **overriding: Composable) -> str:
     """Return the statement of a verb for a table that has all the protocol's columns."""
     return _VERBS[name](table, leased_parts(table, **overriding))
@@ -52,7 +57,9 @@ def _claim(table: Shape, parts: Parts, *, limited: bool = False, which: Which = 
     parts = {
         **_with_claimed_columns(parts),
         "due": due.to_claim(table, parts, limited=limited, which=which),
-        "lease_end": _lease_end(parts, SQL("statement_timestamp() + policy.max_runtime")),
+        "lease_end": _lease_end(
+            _lease_length(parts), SQL("statement_timestamp() + policy.max_runtime")
+        ),
         "all_written": all_written("claimed", of=SQL("due")),
     }
     return sql.render("statements/claim", parts)
@@ -89,13 +96,22 @@ def _with_claimed_columns(parts: Parts) -> Parts:
 
 def _heartbeat(_: Shape, parts: Parts) -> str:
     deadline = SQL("job.{}").format(parts["deadline_at"])
-    parts = {**parts, "lease_end": _lease_end(parts, deadline)}
+    parts = {**parts, "length": _lease_length(parts)}
+    parts["soonest_end"] = _lease_end(SQL("its.length"), deadline)
+    parts["latest_end"] = _lease_end(
+        SQL("its.length + LEAST(its.length / 3, {})").format(_LONGEST_RESERVE), deadline
+    )
+    parts = with_fragments(parts, "renewed_end")
     parts["all_written"] = all_written("renewed", of=_JOBS_OF.format(SQL("reachable")))
     return sql.render("statements/heartbeat", parts)
 
 
-def _lease_end(parts: Parts, not_after: Composable) -> Composed:
-    return sql.compose("fragments/lease_end", {**parts, "not_after": not_after})
+def _lease_length(parts: Parts) -> Composed:
+    return sql.compose("fragments/lease_length", parts)
+
+
+def _lease_end(length: Composable, not_after: Composable) -> Composed:
+    return sql.compose("fragments/lease_end", {"length": length, "not_after": not_after})
 
 
 def _finish(table: Shape, parts: Parts, *, many: bool = False) -> str:

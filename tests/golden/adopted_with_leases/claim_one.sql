@@ -47,13 +47,12 @@ claimed AS (
            "seen" = statement_timestamp()
                - %(mark_us)s * interval '1 microsecond',
            "hard_end" = statement_timestamp() + policy.max_runtime,
-           "leased until" = -- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
-                            -- read.
-                            GREATEST('epoch', LEAST(
-                                statement_timestamp() + make_interval(secs => LEAST(
-                                    GREATEST(policy.lease_sec,
-                                             coalesce(job."expected_ms", 0) / 1000.0 * policy.sla_factor),
-                                    31622400)),
+           "leased until" = GREATEST('epoch', LEAST(
+                                statement_timestamp()
+                                + make_interval(secs => LEAST(
+                                      GREATEST(policy.lease_sec,
+                                               coalesce(job."expected_ms", 0) / 1000.0 * policy.sla_factor),
+                                      31622400)),
                                 statement_timestamp() + policy.max_runtime)),
            "tries" = coalesce(job."tries", 0) + 1,
            "fence" = coalesce(job."fence", 0) + 1

@@ -32,14 +32,26 @@ reachable AS MATERIALIZED (
 renewed AS (
     UPDATE "office"."Errands" AS job
        SET "seen" = statement_timestamp(),
-           "leased until" = -- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
-                            -- read.
-                            GREATEST('epoch', LEAST(
-                                statement_timestamp() + make_interval(secs => LEAST(
-                                    GREATEST(policy.lease_sec,
-                                             coalesce(job."expected_ms", 0) / 1000.0 * policy.sla_factor),
-                                    31622400)),
-                                job."hard_end"))
+           "leased until" = -- An index contains the end of a lease, so to move it costs three times as much as to write the time
+                            -- of the heartbeat alone. So a heartbeat sets the end somewhat further than needed, and then leaves it
+                            -- alone until less than a lease is left. A lease never ends sooner than its length after a heartbeat.
+                            (SELECT CASE WHEN job."leased until" BETWEEN ends.soonest AND ends.latest
+                                         THEN job."leased until"
+                                         ELSE ends.latest END
+                               FROM (SELECT make_interval(secs => LEAST(
+                                                GREATEST(policy.lease_sec,
+                                                         coalesce(job."expected_ms", 0) / 1000.0 * policy.sla_factor),
+                                                31622400)) AS length) AS its
+                              CROSS JOIN LATERAL (
+                                    SELECT GREATEST('epoch', LEAST(
+                                               statement_timestamp()
+                                               + its.length,
+                                               job."hard_end")) AS soonest,
+                                           GREATEST('epoch', LEAST(
+                                               statement_timestamp()
+                                               + its.length + LEAST(its.length / 3, interval '5 minutes'),
+                                               job."hard_end")) AS latest
+                                    ) AS ends)
       FROM policies AS policy
      WHERE job."Number" = ANY (ARRAY(SELECT id FROM reachable))
        AND policy.stage = CASE WHEN job."kind"::text IN (SELECT stage FROM policies) THEN job."kind"::text ELSE '' END

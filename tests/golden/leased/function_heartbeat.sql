@@ -50,14 +50,26 @@ BEGIN
     renewed AS (
         UPDATE "public"."jobs" AS job
            SET "last_heartbeat_at" = statement_timestamp(),
-               "lease_expires_at" = -- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
-                                    -- read.
-                                    GREATEST('epoch', LEAST(
-                                        statement_timestamp() + make_interval(secs => LEAST(
-                                            GREATEST(policy.lease_sec,
-                                                     coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
-                                            31622400)),
-                                        job."deadline_at"))
+               "lease_expires_at" = -- An index contains the end of a lease, so to move it costs three times as much as to write the time
+                                    -- of the heartbeat alone. So a heartbeat sets the end somewhat further than needed, and then leaves it
+                                    -- alone until less than a lease is left. A lease never ends sooner than its length after a heartbeat.
+                                    (SELECT CASE WHEN job."lease_expires_at" BETWEEN ends.soonest AND ends.latest
+                                                 THEN job."lease_expires_at"
+                                                 ELSE ends.latest END
+                                       FROM (SELECT make_interval(secs => LEAST(
+                                                        GREATEST(policy.lease_sec,
+                                                                 coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
+                                                        31622400)) AS length) AS its
+                                      CROSS JOIN LATERAL (
+                                            SELECT GREATEST('epoch', LEAST(
+                                                       statement_timestamp()
+                                                       + its.length,
+                                                       job."deadline_at")) AS soonest,
+                                                   GREATEST('epoch', LEAST(
+                                                       statement_timestamp()
+                                                       + its.length + LEAST(its.length / 3, interval '5 minutes'),
+                                                       job."deadline_at")) AS latest
+                                            ) AS ends)
           FROM policies AS policy
          WHERE job."id" = ANY (ARRAY(SELECT id FROM reachable))
            AND policy.stage = CASE WHEN job."stage" IN (SELECT stage FROM policies) THEN job."stage" ELSE '' END

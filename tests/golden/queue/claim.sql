@@ -99,13 +99,12 @@ claimed AS (
            "last_heartbeat_at" = statement_timestamp()
                - %(mark_us)s * interval '1 microsecond',
            "deadline_at" = statement_timestamp() + policy.max_runtime,
-           "lease_expires_at" = -- LEAST ignores a NULL deadline. A deadline of '-infinity' becomes a time that every client can
-                                -- read.
-                                GREATEST('epoch', LEAST(
-                                    statement_timestamp() + make_interval(secs => LEAST(
-                                        GREATEST(policy.lease_sec,
-                                                 coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
-                                        31622400)),
+           "lease_expires_at" = GREATEST('epoch', LEAST(
+                                    statement_timestamp()
+                                    + make_interval(secs => LEAST(
+                                          GREATEST(policy.lease_sec,
+                                                   coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
+                                          31622400)),
                                     statement_timestamp() + policy.max_runtime)),
            "attempt_count" = coalesce(job."attempt_count", 0) + 1,
            "lease_epoch" = coalesce(job."lease_epoch", 0) + 1

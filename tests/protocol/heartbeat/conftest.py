@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from jobreaper import conf
+from jobreaper import Lease, conf
 from jobreaper.protocol import heartbeat
 from tests.committed import transactional_db  # noqa: F401
 from tests.waiting import until
@@ -18,6 +19,14 @@ Row = dict[str, Any]
 Sql = Callable[..., list[Row]]
 
 THREAD = "jobreaper-heartbeat"
+
+
+def last_beat(lease: Lease) -> datetime | None:
+    """When the lease was renewed, by its row. Its end does not tell: it moves only now and then."""
+    found: datetime | None = (
+        type(lease.job).objects.values_list("last_heartbeat_at", flat=True).get(pk=lease.pk)
+    )
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from jobreaper.protocol.holding import holding_of
 from jobreaper.protocol.renewing import renew
 from jobreaper.tables import table_of
 from project.media.models import Job
-from tests.protocol.heartbeat.conftest import Beats
+from tests.protocol.heartbeat.conftest import Beats, last_beat
 from tests.refusals import WAYS, refusing
 from tests.rows import Rows, Sql
 from tests.waiting import until
@@ -47,13 +47,13 @@ def test_one_row_that_cannot_be_renewed_costs_no_other_its_lease(
     for n in range(9):
         jobs.plant(payload='{"bad": true}' if n == 4 else "{}")
     leases = claim_next(Job, 9)
-    before = {lease.pk: lease.expires_at for lease in leases}
+    before = {lease.pk: last_beat(lease) for lease in leases}
     [bad] = [lease.pk for lease in leases if "bad" in lease.job.payload]
     with refusing(sql, "jobs", way):
         all_of_them = [holding_of(lease) for lease in leases]
         # It needs no quick repetition.
         assert renew(lambda: connection, "default", table_of(Job), all_of_them)
-    renewed = {lease.pk for lease in leases if lease.expires_at != before[lease.pk]}
+    renewed = {lease.pk for lease in leases if last_beat(lease) != before[lease.pk]}
     assert renewed == before.keys() - {bad}
     assert [one["leases"] for one in told] == [1]
     assert SAID.get(way, "not this one") in in_words(told[0]["error"])
@@ -68,8 +68,8 @@ def test_the_thread_beats_around_it(sql: Sql, beats: Beats) -> None:
     with refusing(sql, "jobs", "trigger"):
         heartbeat.heart.add(*map(holding_of, leases))
         for lease in good * 2:
-            before = lease.expires_at
-            until(lambda lease=lease, before=before: lease.expires_at != before)  # type: ignore[misc]
+            before = last_beat(lease)
+            until(lambda lease=lease, before=before: last_beat(lease) != before)  # type: ignore[misc]
 
 
 def test_a_table_that_nobody_can_write_is_asked_once_more_and_not_row_by_row(
