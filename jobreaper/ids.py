@@ -18,18 +18,18 @@ _last = 0
 _VERSION: Final = 7 << 76
 _VARIANT: Final = 2 << 62
 _FRACTION_BITS: Final = 12
+_LARGEST_FRACTION: Final = (1 << _FRACTION_BITS) - 1
 _RANDOM_BITS: Final = 62
 
 
 def new_id() -> uuid.UUID:
     """Return a version 7 UUID, greater than all others that this process has created."""
     global _last
-    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
-    fraction = (nanoseconds << _FRACTION_BITS) // 1_000_000
-    moment = milliseconds << _FRACTION_BITS | fraction
+    # Milliseconds, and their fraction behind them.
+    moment = (time.time_ns() << _FRACTION_BITS) // 1_000_000
     with _lock:
         # If the clock stands still or goes back, count on from the last moment.
         _last = moment = max(moment, _last + 1)
     rest = random.getrandbits(_RANDOM_BITS)
-    time_bits, fraction_bits = divmod(moment, 1 << _FRACTION_BITS)
-    return uuid.UUID(int=time_bits << 80 | _VERSION | fraction_bits << 64 | _VARIANT | rest)
+    time_bits, fraction = moment >> _FRACTION_BITS, moment & _LARGEST_FRACTION
+    return uuid.UUID(int=time_bits << 80 | _VERSION | fraction << 64 | _VARIANT | rest)

@@ -53,7 +53,7 @@ from jobreaper.db.transactions import (
     on_commit,
     open_transactions,
 )
-from jobreaper.db.values import converters
+from jobreaper.db.values import array_of, converters
 from jobreaper.db.wrapped import by_position, sent, sent_as_it_is
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "SURROUNDINGS",
     "TRANSIENT_SQLSTATES",
     "Depth",
+    "array_of",
     "beginning_in",
     "by_position",
     "close_left_open",

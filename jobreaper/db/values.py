@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -22,3 +24,10 @@ def converters(
             *column.get_db_converters(connection),
         )
     ]
+
+
+def array_of(values: Iterable[UUID | float]) -> str:
+    """Return an array as psycopg would write it, in a tenth of the time, because these values need
+    no quotes.
+    """
+    return f"{{{','.join(map(str, values))}}}"

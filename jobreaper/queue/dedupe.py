@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 from jobreaper.db import unstorable_in_json
@@ -19,6 +20,8 @@ _LARGEST_PLAIN_EXPONENT: Final = 21
 _SMALLEST_PLAIN_EXPONENT: Final = -6
 
 _unescaped: Final = json.JSONEncoder(ensure_ascii=False).encode
+_plain: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_read: Final = json.JSONDecoder().raw_decode
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -43,6 +46,25 @@ def sorted_json(value: Any) -> str:
         return _write(value, "payload")
     except RecursionError:
         raise BadPayload("payload is nested too deeply, or contains itself") from None
+
+
+def payload_json(payload: Any) -> str:
+    """Return a payload as JSON that PostgreSQL can store unchanged.
+
+    Raises:
+        BadPayload: it is not JSON, or contains text that PostgreSQL cannot store.
+    """
+    # What comes back from JSON unchanged is JSON. To find that out takes a third of the time of a
+    # look at each value.
+    with suppress(TypeError, ValueError, RecursionError):
+        text = _plain(payload)
+        if not text.isascii():
+            text.encode()
+        # Only what is escaped may be unstorable.
+        if _read(text)[0] == payload and not ("\\" in text and unstorable_in_json(text)):
+            return text
+    check_payload(payload)
+    return json.dumps(payload)
 
 
 def check_payload(payload: Any) -> None:

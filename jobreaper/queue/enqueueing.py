@@ -6,45 +6,42 @@ the job is committed together with the caller's own writes, or not at all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
-from django.utils import timezone
 from psycopg.sql import SQL, Composable
 
-from jobreaper import conf, signals, sql
+from jobreaper import signals, sql
 from jobreaper.db import fetch, on_commit, reading_any_time, retrying
 from jobreaper.exceptions import LeaseLost
 from jobreaper.identity import worker_id
-from jobreaper.ids import new_id
 from jobreaper.models import Job
 from jobreaper.protocol.holding import Holding
 from jobreaper.protocol.lease import Lease
 from jobreaper.protocol.rows import instances
-from jobreaper.queue.dedupe import check_payload, make_dedupe_key
+from jobreaper.queue.new_jobs import NewJob, new_job, params_of
 from jobreaper.states import DEFAULT_QUEUE, Dedupe, Status
 from jobreaper.tables import statements, table_of
-from jobreaper.tracecontext import current_traceparent
-from jobreaper.values import LARGEST_COUNT, LARGEST_PRIORITY, LONGEST_NAME, SMALLEST_PRIORITY
 
 # Rows per statement of enqueue_many: some megabytes at a time, however many rows there are.
 ROWS_A_STATEMENT: Final = 10_000
 
+# What their events say; the other columns would be kept in memory for nothing.
+RETURNED_OF_MANY: Final = (
+    "job.id, job.type, job.stage, job.queue, job.org_id, job.priority, job.next_earliest_run_at"
+)
+
 # The job that has the key may end between two tries, and again, but not forever.
 MOST_TRIES: Final = 100
-
-_Row = dict[str, Any]
 
 
 @dataclass
@@ -89,7 +86,7 @@ def enqueue(
         BadPayload: the payload is not JSON, or contains text that cannot be stored.
         ValueError: another argument is invalid. In both cases nothing was written.
     """
-    row = _row(
+    row = new_job(
         type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key, queue
     )
     connection, statement = table_of(Job).connection(), _statement("enqueue", dedupe)
@@ -100,7 +97,7 @@ def enqueue(
         may_be_made |= answer_was_lost
         if may_be_made and (own := _made_before(connection, [row]).first()):
             return [(own, (True,))]
-        return instances(connection, Job, statement, _params([row]))
+        return instances(connection, Job, statement, params_of([row]))
 
     for _ in range(MOST_TRIES):
         for job, (is_new,) in retrying(connection, send)[:1]:
@@ -116,13 +113,12 @@ def enqueue(
     raise RuntimeError(_why_none(row))
 
 
-def _why_none(row: Mapping[str, Any]) -> str:
+def _why_none(row: NewJob) -> str:
     """Return why no job was created, nor one found that has the key."""
     suppressed = "a trigger or a rule suppresses the INSERT"
-    if row.get("dedupe_key") is None:
-        return f"no job of the type {row['type']!r} was created: {suppressed}"
-    key = row["dedupe_key"]
-    return f"jobs with the key {key!r} end faster than they can be seen, or {suppressed}"
+    if row.dedupe_key is None:
+        return f"no job of the type {row.kind.type!r} was created: {suppressed}"
+    return f"jobs with the key {row.dedupe_key!r} end faster than they can be seen, or {suppressed}"
 
 
 def enqueue_many(
@@ -149,7 +145,7 @@ def enqueue_many(
     result = EnqueueResult()
     connection = table_of(Job).connection()
     given = ({**common, **job} for job in jobs)
-    rows = ((_row(**job), job.get("dedupe") == Dedupe.REPLACE) for job in given)
+    rows = ((new_job(**job), job.get("dedupe") == Dedupe.REPLACE) for job in given)
     batches = iter(lambda: list(islice(rows, ROWS_A_STATEMENT)), [])
     first, second = next(batches, []), next(batches, [])
     taken = 0
@@ -209,99 +205,13 @@ def _lease(id: object, epoch: int | None) -> Lease:
     return Lease(holding)
 
 
-def _row(
-    type: str,
-    payload: Any = None,
-    org_id: object = None,
-    run_at: datetime | None = None,
-    stage: str | None = None,
-    max_attempts: int | None = None,
-    priority: int = 0,
-    dedupe: str | None = None,
-    dedupe_key: str | None = None,
-    queue: str = DEFAULT_QUEUE,
-) -> _Row:
-    """Return a new job as a row of the statement's JSON, checked."""
-    payload = {} if payload is None else payload
-    check_payload(payload)
-    org_id = None if org_id in (None, "") else str(org_id)
-    key = None
-    if dedupe is not None:
-        if dedupe not in list(Dedupe):
-            words = ", ".join(repr(word.value) for word in Dedupe)
-            raise ValueError(f"dedupe must be None, {words}, not {dedupe!r}")
-        key = make_dedupe_key(type, org_id, payload) if dedupe_key is None else dedupe_key
-    for name, text in {
-        "type": type,
-        "queue": queue,
-        "stage": stage,
-        "org_id": org_id,
-        "dedupe_key": key,
-    }.items():
-        if text is not None or name in ("type", "queue"):
-            _check_text(name, text)
-        # A key holds the payload, and is indexed by its digest.
-        if text is not None and name != "dedupe_key" and len(text) > LONGEST_NAME:
-            problem = f"{name} has {len(text)} characters, and {LONGEST_NAME} are the most"
-            raise ValueError(f"{problem}: {text[:40]!r}…")
-    if max_attempts is None:
-        max_attempts = conf.settings().max_attempts
-    _check_number("max_attempts", max_attempts, 1, LARGEST_COUNT)
-    _check_number("priority", priority, SMALLEST_PRIORITY, LARGEST_PRIORITY)
-    row = {
-        "id": new_id(),
-        "type": type,
-        "stage": type if stage is None else stage,
-        "queue": queue,
-        "payload": payload,
-        "priority": priority,
-        "max_attempts": max_attempts,
-    }
-    # What is missing is NULL.
-    if org_id is not None:
-        row["org_id"] = org_id
-    if run_at is not None:
-        row["run_at"] = _in_utc(run_at).isoformat()
-    if key is not None:
-        row["dedupe_key"] = key
-    return row
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} must be text, and not empty: {value!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} has half a surrogate pair: {value!r}") from None
-    if "\x00" in value:
-        raise ValueError(f"{name} has a NUL character: {value!r}")
-
-
-def _check_number(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-
-
-def _in_utc(moment: object) -> datetime:
-    if not isinstance(moment, datetime):
-        raise ValueError(f"run_at must be a datetime, not {moment!r}")
-    try:
-        aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-        # The statement's answer has it in the connection's time zone.
-        aware.astimezone(ZoneInfo(table_of(Job).connection().timezone_name))
-        return aware.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"run_at is not in the years 1 to 9999 in UTC: {moment!r}") from None
-
-
 def _enqueue_batch(
-    connection: BaseDatabaseWrapper, batch: list[tuple[_Row, bool]], result: EnqueueResult
+    connection: BaseDatabaseWrapper, batch: list[tuple[NewJob, bool]], result: EnqueueResult
 ) -> None:
     kept = [row for row, replaces in batch if not replaces]
     # A statement cannot replace the same row twice.
-    replacing = {row["dedupe_key"]: row for row, replaces in batch if replaces}
-    keyed = any("dedupe_key" in row for row in kept)
+    replacing = {row.dedupe_key: row for row, replaces in batch if replaces}
+    keyed = any(row.dedupe_key is not None for row in kept)
     kinds = [(kept, Dedupe.SKIP if keyed else None), ([*replacing.values()], Dedupe.REPLACE)]
     parts = [(rows, dedupe) for rows, dedupe in kinds if rows]
     # By a try whose answer was lost. These jobs may have been claimed since, or may even have
@@ -328,7 +238,7 @@ def _enqueue_batch(
         result.ids += all_written[0].made
     else:
         own = {pk for written in all_written for pk in written.made}
-        result.ids += [row["id"] for row, _ in batch if row["id"] in own]
+        result.ids += [row.id for row, _ in batch if row.id in own]
 
 
 class _Written(NamedTuple):
@@ -342,14 +252,14 @@ class _Written(NamedTuple):
 
 def _write(
     connection: BaseDatabaseWrapper,
-    rows: list[_Row],
+    rows: list[NewJob],
     dedupe: Dedupe | None,
     made_before: set[UUID],
 ) -> _Written:
-    keys = [row["id"] for row in rows]
-    left = [row for row in rows if row["id"] not in made_before] if made_before else rows
+    keys = [row.id for row in rows]
+    left = [row for row in rows if row.id not in made_before] if made_before else rows
     statement = _statement("enqueue_many", dedupe)
-    written = fetch(connection, statement, _params(left)) if left else []
+    written = fetch(connection, statement, params_of(left)) if left else []
     if dedupe is None:
         if written == [(len(left),)]:
             return _Written(keys, [])
@@ -361,18 +271,10 @@ def _write(
     return _Written(made, [*own.difference(keys, made_before)])
 
 
-def _made_before(connection: BaseDatabaseWrapper, rows: list[_Row]) -> QuerySet[Job]:
+def _made_before(connection: BaseDatabaseWrapper, rows: list[NewJob]) -> QuerySet[Job]:
     """Return the jobs that an earlier try has created from these rows."""
-    ids = [row["id"] for row in rows]
+    ids = [row.id for row in rows]
     return Job._base_manager.using(connection.alias).filter(pk__in=ids)
-
-
-def _params(rows: list[_Row]) -> dict[str, Any]:
-    return {
-        "jobs": json.dumps(rows, default=str, ensure_ascii=False),
-        "traceparent": current_traceparent(),
-        "notify": conf.settings().notify,
-    }
 
 
 def _announce(pks: list[UUID]) -> None:
@@ -388,6 +290,7 @@ def _statement(name: str, dedupe: str | None) -> str:
         "digest_of_job": statements.digest(SQL("job.dedupe_key")),
         "by_key": SQL('dedupe_key COLLATE "C", '),
         "written": SQL("made.id"),
+        "returned": SQL("job.*" if name == "enqueue" else RETURNED_OF_MANY),
     }
     conflict = "or_replace" if dedupe == Dedupe.REPLACE else "or_skip"
     parts["on_conflict"] = sql.compose(f"fragments/{conflict}", parts)
@@ -395,6 +298,5 @@ def _statement(name: str, dedupe: str | None) -> str:
     if dedupe is None:
         parts |= {"by_key": SQL(""), "on_conflict": None, "or_existing": None}
         parts["written"] = SQL("count(made.id)")
-    parts["event"] = sql.compose("fragments/event", parts)
     parts["enqueued"] = sql.compose("fragments/enqueued", parts)
     return sql.render(f"statements/{name}", parts)

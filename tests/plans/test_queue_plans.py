@@ -16,7 +16,8 @@ from jobreaper import conf, pause
 from jobreaper.admin.own_jobs import JobForm
 from jobreaper.models import Job
 from jobreaper.queue.dedupe import make_dedupe_key
-from jobreaper.queue.enqueueing import _params, _row, _statement
+from jobreaper.queue.enqueueing import _statement
+from jobreaper.queue.new_jobs import new_job, params_of
 from jobreaper.states import Dedupe
 from jobreaper.tables import JobTable, table_of
 from tests.plans.conftest import Plan
@@ -228,16 +229,16 @@ def test_ending_a_group_reads_that_group(
 def test_an_enqueue_finds_its_key_in_the_index(
     dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
-    made = _row("mail", {"n": 1}, dedupe="skip", dedupe_key="mail::global::777")
-    plan = explain(_statement("enqueue", dedupe), _params([made]), TABLE)
+    made = new_job("mail", {"n": 1}, dedupe="skip", dedupe_key="mail::global::777")
+    plan = explain(_statement("enqueue", dedupe), params_of([made]), TABLE)
     assert DEDUPE in plan.indexes or dedupe == Dedupe.REPLACE
     reads(plan, 4, {DEDUPE, KEY})
 
 
 def test_an_enqueue_of_a_new_key_reads_nothing(tables: None, explain: Explain) -> None:
-    made = _row("mail", {"n": 1}, dedupe="skip")
-    assert made["dedupe_key"] == make_dedupe_key("mail", None, {"n": 1})
-    plan = explain(_statement("enqueue", Dedupe.SKIP), _params([made]), TABLE)
+    made = new_job("mail", {"n": 1}, dedupe="skip")
+    assert made.dedupe_key == make_dedupe_key("mail", None, {"n": 1})
+    plan = explain(_statement("enqueue", Dedupe.SKIP), params_of([made]), TABLE)
     assert plan.rows_changed == 1
     assert plan.rows_read == 0
 
@@ -246,8 +247,8 @@ def test_an_enqueue_of_a_new_key_reads_nothing(tables: None, explain: Explain) -
 def test_many_enqueues_read_no_more_than_they_replace(
     dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
-    rows = [_row("mail", dedupe="skip", dedupe_key=f"mail::global::{n}") for n in range(1, 1001)]
-    plan = explain(_statement("enqueue_many", dedupe), _params(rows), TABLE)
+    rows = [new_job("mail", dedupe="skip", dedupe_key=f"mail::global::{n}") for n in range(1, 1001)]
+    plan = explain(_statement("enqueue_many", dedupe), params_of(rows), TABLE)
     assert plan.rows_changed == (1000 if dedupe == Dedupe.REPLACE else 0)
     reads(plan, 1000, {DEDUPE, KEY})
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobreaper import BadPayload, make_dedupe_key
-from jobreaper.queue.dedupe import check_payload, sorted_json
+from jobreaper.queue.dedupe import check_payload, payload_json, sorted_json
 
 TEXT = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=5).map("".join)
 FLOATS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("d", struct.pack("Q", bits))[0])
@@ -140,6 +140,8 @@ def test_tuples_and_enumerations_are_what_json_makes_of_them() -> None:
 def test_what_is_not_json_is_named_with_its_place(payload: Any, place: str) -> None:
     with pytest.raises(BadPayload, match=place):
         make_dedupe_key("t", None, payload)
+    with pytest.raises(BadPayload, match=place):
+        payload_json(payload)
 
 
 def test_a_payload_that_contains_itself_is_refused() -> None:
@@ -151,10 +153,20 @@ def test_a_payload_that_contains_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud83d", {"\ude00": 1}])
 def test_text_that_postgresql_cannot_store_is_refused(text: Any) -> None:
-    with pytest.raises(BadPayload, match="cannot store"):
-        check_payload(text)
+    for check in (check_payload, payload_json):
+        with pytest.raises(BadPayload, match="cannot store"):
+            check(text)
 
 
 @pytest.mark.parametrize("text", ["\\u0000", "\\\\ud83d", "\ud83d\ude00"])
 def test_text_that_only_looks_like_it_is_not(text: str) -> None:
     check_payload(text)
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16")
+    assert json.loads(payload_json(text).encode()) == whole
+
+
+def test_a_payload_is_sent_as_it_is() -> None:
+    payload = {"z": [1.0, -0.0, 10**30, True, None, "ä\n"], "a": {"": (1,)}}
+    assert payload_json(payload) == json.dumps(payload)
+    payload["a"] = {}
+    assert payload_json(payload) == json.dumps(payload, ensure_ascii=False)

@@ -101,6 +101,28 @@ def test_each_of_many_may_have_its_own_way(jobs: Rows) -> None:
     assert len(jobs.all()) == 3
 
 
+def test_each_event_tells_of_its_own_job(jobs: Rows) -> None:
+    given: list[dict[str, Any]] = [
+        {"priority": 1},
+        {"queue": "slow"},
+        {"priority": 1, "org_id": "a"},
+        {"priority": 1},
+    ]
+    made = enqueue_many([*given, {"run_at": datetime(2030, 1, 1, tzinfo=UTC)}], type="mail").ids
+    told = jobs.sql(
+        """SELECT job.id, details ->> 'priority' = priority::text AS priority,
+                  details ->> 'queue' = queue AS queue,
+                  details ->> 'org_id' IS NOT DISTINCT FROM org_id AS org,
+                  (details ->> 'next_earliest_run_at')::timestamptz = next_earliest_run_at AS due
+             FROM jobreaper_jobs AS job
+             JOIN job_events AS event ON event.job_id = job.id::text,
+                  LATERAL (SELECT data -> 'details' AS details) AS told
+            ORDER BY job.id"""
+    )
+    right = dict.fromkeys(("priority", "queue", "org", "due"), True)
+    assert told == [{"id": pk} | right for pk in made]
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_many_are_one_statement_where_they_have_one_way_and_one_transaction_where_not(
     mixed: bool,

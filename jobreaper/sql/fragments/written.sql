@@ -3,14 +3,22 @@
 -- name: event
 event (job_id, data) AS (
     SELECT happened.job_id,
-           jsonb_build_object(
-               'type', happened.type,
-               'table', {table_name}::text,
-               'details', happened.details,
-               -- In a query of its own, it is written once for all events.
-               'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc})))
+           {event_data}
       FROM happened
 ),
+{recorded}
+
+
+-- name: event_data
+jsonb_build_object(
+    'type', happened.type,
+    'table', {table_name}::text,
+    'details', happened.details,
+    -- In a query of its own, it is written once for all events.
+    'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', {iso_utc})))
+
+
+-- name: recorded
 -- A trigger may keep an event out. Nothing reads here whether it did: the change of the job counts.
 recorded AS (
     INSERT INTO {job_events} (job_id, data)

@@ -137,7 +137,7 @@ def common_parts(table: Shape) -> Parts:
         ),
     }
     parts["not_refused"] = not_refused(parts, Verb.REAP)
-    return parts
+    return with_fragments(parts, "event_data", "recorded")
 
 
 def not_refused(parts: Mapping[str, Composable], verb: Verb) -> Composed:

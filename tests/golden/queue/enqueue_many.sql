@@ -5,10 +5,22 @@ WITH
 -- order of these, so that two transactions that create the same jobs wait for each other in the same
 -- order. Without keys there is no conflict, and looking for one costs a record of WAL for each row.
 given AS MATERIALIZED (
-    SELECT *
-      FROM jsonb_to_recordset(%(jobs)s::jsonb) AS given (
-           id uuid, type text, stage text, queue text, org_id text, payload jsonb, priority smallint,
-           max_attempts int, run_at timestamptz, dedupe_key text)
+    SELECT new.id, kind.type, kind.stage, kind.queue, kind.org_id, new.payload, kind.priority,
+           kind.max_attempts, kind.run_at, new.dedupe_key
+      FROM ROWS FROM (
+               unnest(%(ids)s::uuid[]),
+               unnest(%(kinds_of)s::int[]),
+               jsonb_array_elements(%(payloads)s::jsonb),
+               jsonb_array_elements_text(%(dedupe_keys)s::jsonb)
+           ) AS new (id, kind, payload, dedupe_key)
+      -- What jobs have in common is sent once.
+      JOIN ROWS FROM (
+               jsonb_to_recordset(%(kinds)s::jsonb) AS (
+                   type text, stage text, queue text, org_id text, priority smallint,
+                   max_attempts int, run_at timestamptz)
+           ) WITH ORDINALITY AS kind (
+               type, stage, queue, org_id, priority, max_attempts, run_at, place)
+        ON kind.place = new.kind
 ),
 made AS (
     INSERT INTO "jobreaper_jobs" AS job (
@@ -18,10 +30,12 @@ made AS (
            coalesce(run_at, statement_timestamp()), dedupe_key, %(traceparent)s
       FROM given
      ORDER BY id
-    RETURNING job.*, job.xmax = 0 AS is_new
+    RETURNING job.id, job.type, job.stage, job.queue, job.org_id, job.priority, job.next_earliest_run_at, job.xmax = 0 AS is_new
 ),
-happened (job_id, type, details) AS (
-    SELECT made.id::text,
+-- Jobs of which there is the same to tell are told of together: the event is written once for all of
+-- them, in half the time that it takes to write it for each.
+happened (ids, type, details) AS (
+    SELECT array_agg(made.id),
            'job:enqueued'::text,
            jsonb_build_object(
                'type', made.type,
@@ -33,16 +47,21 @@ happened (job_id, type, details) AS (
                'next_earliest_run_at',
                    to_char(made.next_earliest_run_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
       FROM made
+     GROUP BY made.type, made.stage, made.queue, made.org_id, made.priority, made.is_new,
+           made.next_earliest_run_at
 ),
-event (job_id, data) AS (
-    SELECT happened.job_id,
+told AS MATERIALIZED (
+    SELECT happened.ids,
            jsonb_build_object(
                'type', happened.type,
                'table', 'jobreaper_jobs'::text,
                'details', happened.details,
                -- In a query of its own, it is written once for all events.
-               'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+               'at', (SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))) AS data
       FROM happened
+),
+event (job_id, data) AS (
+    SELECT unnest(told.ids)::text, told.data FROM told
 ),
 -- A trigger may keep an event out. Nothing reads here whether it did: the change of the job counts.
 recorded AS (
