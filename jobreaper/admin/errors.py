@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from django.http import HttpRequest
 from django.utils.http import urlencode
 
-from jobreaper.admin.filters import ErrorFilter, StageFilter, StatusFilter
+from jobreaper.admin.filters import ErrorFilter, StageFilter, StatusFilter, order_of_ended
+from jobreaper.admin.window import Window
 from jobreaper.admin.words import shortened
-from jobreaper.models import Job
 from jobreaper.states import Status
 
 # The latest failed jobs that are looked at.
@@ -39,10 +39,12 @@ def error_groups(model_admin: Any, request: HttpRequest) -> list[ErrorGroup]:
     stage = request.GET.get(StageFilter.parameter_name)
     if stage:
         rows = rows.filter(stage=stage)
-    # An index of the ready-made table has this order; another table's key has about the same.
-    order = "-finished_at" if model_admin.model is Job else "-pk"
-    found = rows.filter(finished_at__isnull=False) if model_admin.model is Job else rows
-    latest = list(found.order_by(order).values_list("fail_code", "fail_reason")[:LOOKED_AT])
+    # Without the index, the key has about the same order.
+    field = order_of_ended(model_admin.model) or "pk"
+    everything = model_admin.in_order_of(request, field).using(rows.db)
+    window = Window(everything, field)
+    found = window.among(rows, window.end()).order_by(f"-{field}")
+    latest = list(found.values_list("fail_code", "fail_reason")[:LOOKED_AT])
     counted = Counter(code or "" for code, _reason in latest)
     reasons: dict[str, str] = {}
     for code, reason in latest:

@@ -28,6 +28,7 @@ from jobreaper.admin.filters import (
     StageFilter,
     StatusFilter,
     WorkerFilter,
+    order_of_ended,
 )
 from jobreaper.admin.job_page import bars, explanation_of, links, shown_parts
 from jobreaper.admin.keys import FILTERS, key_in_events, key_of, list_filters
@@ -76,6 +77,12 @@ def _action(verb: Verb, description: Any) -> Any:
     return ask
 
 
+def _ended(request: HttpRequest) -> str | None:
+    """Return the status that a list is filtered by, if it is one of jobs that have ended."""
+    chosen = request.GET.get(StatusFilter.parameter_name)
+    return chosen if chosen in (Status.SUCCESS, Status.FAILED, Status.CANCELLED) else None
+
+
 class LeasedJobAdmin(LargeTableAdmin):
     """The admin of a ``LeasedJob``. Subclass it for your own job tables, including adopted ones
     that have the fields and words of a ``LeasedJob``.
@@ -119,6 +126,22 @@ class LeasedJobAdmin(LargeTableAdmin):
         jobs: Any = super().get_queryset(request)
         paused = models.Case(models.When(is_paused(table_of(self.model)), then=True), default=False)
         return LeasedJobQuerySet.with_lease_state(jobs).annotate(seen_at=Now(), is_paused=paused)
+
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """Return the newest first; of jobs that have ended, those that ended last, where an index
+        has that order.
+        """
+        field = order_of_ended(self.model)
+        if field and self.ordering == LargeTableAdmin.ordering and _ended(request):
+            return (f"-{field}",)
+        return super().get_ordering(request)
+
+    def in_order_of(self, request: HttpRequest, field: str) -> models.QuerySet[Any] | None:
+        """Return the jobs of which a list sorted by a field looks at the newest ones."""
+        if field != order_of_ended(self.model):
+            return super().in_order_of(request, field)
+        rows: models.QuerySet[Any] = self.model._base_manager.filter(status=_ended(request))
+        return rows.filter(**{f"{field}__isnull": False})
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

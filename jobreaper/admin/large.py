@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import ALL_VAR, PAGE_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db import DataError, connections, models
 from django.http import HttpRequest
@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from jobreaper import sql
 from jobreaper.admin.databases import RecordAdmin
 from jobreaper.admin.refusals import RefusalsInWords
+from jobreaper.admin.window import BEFORE, Window, needs_window, read, written
 from jobreaper.db import fetch
 
 if TYPE_CHECKING:
@@ -89,7 +90,28 @@ class LargeTablePaginator(AnyPaginator):
 class LargeTableChangeList(ChangeList):
     """Sorts only by the columns in ``sortable_by``. Django only hides the links of the other
     columns, and sorts the whole table by any column in the URL.
+
+    Filters without an index look at a ``Window`` of the table. Actions do not: they are for all
+    rows that match.
     """
+
+    before: str | None = None
+    # The number of rows that were looked at, and the query string that leads further back.
+    looked_at: int | None = None
+    further: str | None = None
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """Return the parameters of filters: all others but where the window begins."""
+        self.before = self.params.pop(BEFORE, self.before)
+        found = super().get_filters_params(params)
+        found.pop(BEFORE, None)
+        return found
+
+    def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
+        """Return a query string. Other pages of the same list stay in its window."""
+        stays = self.before is not None and {PAGE_VAR, ALL_VAR}.intersection(new_params or ())
+        kept = {BEFORE: self.before} if stays else {}
+        return str(super().get_query_string({**kept, **(new_params or {})}, remove))
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Return the filters. None of them may ask for a text that the database cannot contain."""
@@ -99,15 +121,42 @@ class LargeTableChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Find the rows, unless the address asks for what no row can have."""
-        find = partial(super().get_results, request)
         if not request.GET:
-            find()
+            super().get_results(request)
             return
+        find = partial(self._look, request)
         asked: Any = self.model_admin
         try:
             asked.undone_if_refused(request, find)
         except (DataError, ValueError, OverflowError) as error:
             raise IncorrectLookupParameters(str(error)) from error
+
+    def _look(self, request: HttpRequest) -> None:
+        window = self._window(request)
+        if window is None:
+            super().get_results(request)
+            return
+        end = window.end()
+        self.queryset = window.among(self.queryset, end)
+        super().get_results(request)
+        if end is None:
+            return
+        self.looked_at = window.most
+        self.further = super().get_query_string({BEFORE: written(end)}, [PAGE_VAR, ALL_VAR])
+        if not isinstance(self.result_count, RoughCount):
+            self.result_count = RoughCount(self.result_count, _("at least %(number)s"))
+
+    def _window(self, request: HttpRequest) -> Window | None:
+        """Return what to look at, ``None`` if an index finds the rows."""
+        field = str(self.get_ordering(request, self.queryset)[0]).removeprefix("-")
+        asked: Any = self.model_admin
+        everything = asked.in_order_of(request, field)
+        if everything is None or self.query:
+            return None
+        if field == "pk" and not needs_window(self.filter_specs, request.GET):
+            return None
+        before = None if self.before is None else read(self.model, field, self.before)
+        return Window(everything.using(self.queryset.db), field, before)
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Return what to sort by for a column, or ``None`` if it is not sortable."""
@@ -131,6 +180,13 @@ class LargeTableAdmin(RefusalsInWords):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list class that respects ``sortable_by``."""
         return LargeTableChangeList
+
+    def in_order_of(self, request: HttpRequest, field: str) -> models.QuerySet[Any] | None:
+        """Return the rows of which a list sorted by a field looks at the newest ones; ``None`` if
+        no index has that order.
+        """
+        rows: models.QuerySet[Any] = self.model._base_manager.all()
+        return rows if field == "pk" else None
 
 
 class ReadOnlyAdmin(RecordAdmin, LargeTableAdmin):

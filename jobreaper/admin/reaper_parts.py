@@ -150,7 +150,7 @@ class ReaperParts:
 
     def _visible(self, table: JobTable, keys: list[Any]) -> Collection[Any]:
         """Return the keys of the jobs that the user's own list of them has."""
-        if not self.site.is_registered(table.model):
+        if not keys or not self.site.is_registered(table.model):
             return keys
         rows = self.site.get_model_admin(table.model).get_queryset(self.request)
         found = set(rows.filter(pk__in=keys).values_list("pk", flat=True))

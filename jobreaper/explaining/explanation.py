@@ -97,6 +97,8 @@ def explain_many(table: JobTable, pks: Collection[object]) -> list[Explanation]:
     ``pks``.
     """
     found = {job.pk: job for job in facts_of(table, pks)}
+    if not found:
+        return []
     around = surroundings(table, found.values())
     return [_explained(found[pk], around, []) for pk in pks if pk in found]
 

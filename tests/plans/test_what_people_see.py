@@ -7,6 +7,8 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 
 from jobreaper import sql
+from jobreaper.admin.window import LOOKED_AT, Window
+from jobreaper.models import JobEvent
 from jobreaper.overview.series import MOST_EVENTS, Span
 from jobreaper.states import Status
 from jobreaper.tables import statements, table_of
@@ -77,3 +79,14 @@ def test_the_charts_read_the_first_events_of_each_step(
     plan = explain(sql.render("statements/series"), params, "job_events")
     assert plan.indexes == {"idx_job_events_at"}, plan
     assert plan.rows_read <= span.value[0] * MOST_EVENTS, plan
+
+
+def test_a_list_by_a_rare_type_of_event_reads_the_newest_events(
+    events: None, explain: Explain
+) -> None:
+    window = Window(JobEvent.objects.all(), "pk")
+    rows = window.among(JobEvent.objects.filter(type="reaper:failed(poison)"), window.end())
+    for found in (rows.order_by("-pk")[:101], rows.order_by().values("pk")[:10_001]):
+        statement, params = found.query.sql_with_params()
+        plan = explain(statement, params, "job_events")
+        assert plan.rows_read <= LOOKED_AT + 1, plan
