@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from django.db import DatabaseError, models, router
 from django.db.models import Case, F, Func, Q, Value, When
-from django.db.models.functions import Now
+from django.db.models.functions import Cast, Coalesce, Now
 from django.db.models.signals import class_prepared
 from django.utils.translation import gettext_lazy as _
 
@@ -64,7 +64,7 @@ class LeaseIndex(models.Index):
     max_name_length = 63
 
     @classmethod
-    def named(cls, table: str, suffix: str, **options: Any) -> LeaseIndex:
+    def named(cls, table: str, suffix: str, *expressions: Any, **options: Any) -> LeaseIndex:
         """Return an index ``idx_<table>_<suffix>``. A name that is too long is shortened with a
         hash. So is a name with percent signs, which Django would interpret as a placeholder.
         """
@@ -75,7 +75,7 @@ class LeaseIndex(models.Index):
             room = cls.max_name_length - len(f"idx__{digest}_{suffix}")
             kept = bare.replace("%", "").encode()[:room].decode(errors="ignore")
             name = f"idx_{kept}_{digest}_{suffix}"
-        return cls(name=name, **options)
+        return cls(*expressions, name=name, **options)
 
 
 class LeasedJobQuerySet(models.QuerySet[J]):
@@ -338,6 +338,32 @@ def lease_indexes(
         ),
         *([by_priority] if has_priority else []),
     ]
+
+
+def index_by_kind(
+    table: str, kind: Sequence[str] = (), key: Sequence[str] = ("id",)
+) -> models.Index:
+    """Return the index that lets a claim pass over a long line of jobs that are not for it: paused
+    ones, and those of other stages and types. Add it to ``Meta.indexes``.
+
+    Args:
+        table: ``db_table``.
+        kind: which of the fields ``type``, ``queue`` and ``priority`` the model has. The last one
+            must not be nullable.
+        key: the primary key.
+    """
+    texts = [Coalesce(name, Value("")) for name in ("type", "queue") if name in kind]
+    return LeaseIndex.named(
+        table,
+        "queued_kind",
+        Coalesce("stage", Value("")),
+        *texts,
+        *(F(name) for name in ("priority",) if name in kind),
+        # Jobs without a time come last. An expression, so that no other index has this order.
+        Coalesce("next_earliest_run_at", Cast(Value("infinity"), models.DateTimeField())),
+        *map(F, key),
+        condition=Q(status=Status.QUEUED.value),
+    )
 
 
 def _add_lease_indexes(sender: type[models.Model], **kwargs: object) -> None:

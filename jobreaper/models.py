@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobreaper.base import Digest as Digest  # migrations look for it here
-from jobreaper.base import LeasedJob, LeaseIndex
+from jobreaper.base import LeasedJob, LeaseIndex, index_by_kind
 from jobreaper.ids import new_id
 from jobreaper.metering import JobEventQuerySet
 from jobreaper.states import DEFAULT_QUEUE, Status, Trigger, WorkerKind
@@ -63,7 +63,8 @@ class Job(LeasedJob):
                 "finished",
                 fields=["status", "finished_at"],
                 condition=Q(finished_at__isnull=False),
-            )
+            ),
+            index_by_kind("jobreaper_jobs", ["type", "queue", "priority"]),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(

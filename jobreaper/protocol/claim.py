@@ -27,7 +27,7 @@ from jobreaper.db import (
 )
 from jobreaper.exceptions import JobreaperError, LeaseLost, NotClaimed
 from jobreaper.identity import local_clock, worker_id
-from jobreaper.protocol import around, heartbeat
+from jobreaper.protocol import around, heartbeat, lines
 from jobreaper.protocol.ending import Fence
 from jobreaper.protocol.holding import Holding, holding_of
 from jobreaper.protocol.lease import Lease
@@ -226,15 +226,18 @@ class _Claim:
         self._prepare = table.pk.get_db_prep_value
         # Leases of jobs whose instances could not be created.
         self.unmade: list[tuple[Lease, Exception]] = []
+        # Whether the last look along the line ended before it found enough.
+        self._is_cut = False
 
     def send(self, tried_before: bool) -> list[Lease]:
         """Claim, or take over what an earlier try has claimed whose answer was lost."""
+        self.unmade = []
         if tried_before:
             taken = self._retaken()
             if taken or self.unmade:
                 return taken
         if not self._in_turn:
-            return self._leases(self._statement, self._params)
+            return self._next()
         lock = {
             "table": self.table.name,
             "nested": in_transaction(self.connection),
@@ -242,7 +245,19 @@ class _Claim:
         }
         with transaction.atomic(using=self.connection.alias):
             fetch(self.connection, sql.render("statements/lock_claims"), lock)
-            return self._leases(self._statement, self._params, limited=True)
+            return self._next(limited=True)
+
+    def _next(self, limited: bool = False) -> list[Lease]:
+        """Claim, by kind if the line is known to be long or turns out to be."""
+        taken: list[Lease] = []
+        if self.is_for_one or not lines.is_long(self.table):
+            self._is_cut = False
+            taken = self._leases(self._statement, self._params, limited)
+            if not self._is_cut:
+                return taken
+            lines.note_long(self.table)
+        rest = {**self._params, "n": self._params["n"] - len(taken) - len(self.unmade)}
+        return taken + self._leases("claim_by_kind", rest, limited)
 
     @property
     def candidates(self) -> tuple[str, Mapping[str, Any]]:
@@ -264,6 +279,7 @@ class _Claim:
                 # The answer arrives when the claim is committed or rolled back.
                 select([raw], [], [], LOCK_TIMEOUT_SEC)
             connection.close()
+            self.unmade = []
             with timeouts(connection, lock_sec=LOCK_TIMEOUT_SEC, statement_sec=LOCK_TIMEOUT_SEC):
                 taken = self._retaken()
         except Exception as error:
@@ -280,16 +296,21 @@ class _Claim:
     def _leases(self, name: str, params: Mapping[str, Any], limited: bool = False) -> list[Lease]:
         table = self.table
         statement = table.limited_statement(name) if limited else table.statement(name)
-        self.unmade = []
         sent_at = local_clock()
 
         def unmade(job: Any, others: tuple[Any, ...], error: Exception) -> None:
             self.unmade.append((self._lease(job, sent_at, *others), error))
 
-        found = instances(self.connection, table.model, statement, params, unmade)
+        def without_job(others: tuple[Any, ...]) -> None:
+            self._is_cut = others[-1]
+
+        found = instances(self.connection, table.model, statement, params, unmade, without_job)
         return [self._lease(job, sent_at, *others) for job, others in found]
 
-    def _lease(self, job: Any, sent_at: float, length: float, session: str) -> Lease:
+    def _lease(
+        self, job: Any, sent_at: float, length: float, session: str, is_cut: bool = False
+    ) -> Lease:
+        self._is_cut = is_cut
         holding = Holding(
             self.table,
             self.alias,

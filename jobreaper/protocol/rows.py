@@ -36,6 +36,7 @@ def instances(
     statement: str,
     params: Mapping[str, Any],
     unmade: Callable[[M, tuple[Any, ...], Exception], object] | None = None,
+    without_job: Callable[[tuple[Any, ...]], object] | None = None,
 ) -> list[tuple[M, tuple[Any, ...]]]:
     """Send a statement that returns the model's columns, in the model's order, and then others;
     return an instance for each row, with the values of the others.
@@ -47,8 +48,11 @@ def instances(
     For the same reason, ``unmade``, if given, is called for a row whose instance cannot be created
     because a field, ``from_db()`` or a receiver raises. Its arguments are an instance with the bare
     values, the values of the other columns, and the error.
+
+    ``without_job``, if given, is called for a row without a key, with the values of the others.
     """
     names = [field.attname for field in table_fields(model)]
+    key = None if without_job is None else names.index(model._meta.pk.attname)
     with connection.cursor() as cursor:
         # A handler may have changed it.
         write_as_read(connection)
@@ -61,6 +65,9 @@ def instances(
     found = []
     for row in rows:
         values, others = list(row[: len(names)]), row[len(names) :]
+        if without_job is not None and key is not None and values[key] is None:
+            without_job(others)
+            continue
         try:
             for place, convert, column in converters:
                 values[place] = convert(values[place], column, connection)

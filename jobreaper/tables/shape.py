@@ -19,7 +19,7 @@ from django.db.models.expressions import Col
 from psycopg.sql import Composable, Identifier
 
 from jobreaper import conf
-from jobreaper.base import PROTOCOL_COLUMNS, table_fields
+from jobreaper.base import PROTOCOL_COLUMNS, index_by_kind, table_fields
 from jobreaper.db import connection_for, converters, in_words
 from jobreaper.sql import OWN_TABLES
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
@@ -203,6 +203,23 @@ class Shape:
             for own in table_fields(self.model)
             if isinstance(own, EXTRA_FIELDS.get(own.name, ()))
         }
+
+    @property
+    def kind_parts(self) -> tuple[str, ...]:
+        """The columns that make a job's kind, in their order in the index by kind."""
+        return ("stage", *(name for name in ("type", "queue", "priority") if name in self.extras))
+
+    @cached_property
+    def is_indexed_by_kind(self) -> bool:
+        """Whether the model has the index that ``index_by_kind()`` makes for its kinds. NULL is no
+        priority that it could find.
+        """
+        has_priority = "priority" in self.extras
+        if not self.model._meta.managed or (has_priority and self.extras["priority"].null):
+            return False
+        key = [own.name for own in self.model._meta.pk_fields]
+        wanted = index_by_kind(self.model._meta.db_table, self.kind_parts[1:], key).deconstruct()
+        return any(index.deconstruct() == wanted for index in self.model._meta.indexes)
 
     @property
     def has_result(self) -> bool:

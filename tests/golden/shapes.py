@@ -91,6 +91,7 @@ def installed(table: JobTable) -> Texts:
 def queue(table: JobTable) -> Texts:
     """Everything for the ready-made queue."""
     yield from leased(table)
+    yield "claim_by_kind", table.statement("claim_by_kind")
     for name in ("enqueue", "enqueue_many"):
         for dedupe in (None, *Dedupe):
             text = enqueueing._statement(name, dedupe)
@@ -100,6 +101,7 @@ def queue(table: JobTable) -> Texts:
 def limited(table: JobTable) -> Texts:
     """What differs where a stage has a ``max_running``."""
     yield "claim", table.limited_statement("claim")
+    yield "claim_by_kind", table.limited_statement("claim_by_kind")
     yield "dispatch", table.limited_statement("dispatch")
     yield from ((name, text) for name, text in installed(table) if name == "function_claim")
 

@@ -20,6 +20,7 @@ from jobreaper.queue.enqueueing import _statement
 from jobreaper.queue.new_jobs import new_job, params_of
 from jobreaper.states import Dedupe
 from jobreaper.tables import JobTable, table_of
+from jobreaper.tables.statements import kinds
 from tests.plans.conftest import Plan
 
 pytestmark = pytest.mark.django_db
@@ -29,6 +30,7 @@ DUE = "idx_jobreaper_jobs_queued_due"
 BY_PRIORITY = "idx_jobreaper_jobs_queued_priority"
 RUNNING = "idx_jobreaper_jobs_status_lease"
 KEY = "jobreaper_jobs_pkey"
+BY_KIND = "idx_jobreaper_jobs_queued_kind"
 DEDUPE = "uniq_jobreaper_jobs_dedupe"
 QUEUE = {DUE, BY_PRIORITY, KEY}
 
@@ -127,22 +129,50 @@ def test_a_claim_of_jobs_without_a_priority_passes_over_none_that_is_scheduled(
     reads(plan, 3 * 10 + 10, QUEUE)
 
 
-def test_a_claim_of_one_stage_reads_the_index_as_far_as_it_must(
-    tables: None, explain: Explain
-) -> None:
-    plan = explain(table_of(Job).statement("claim"), claim(n=20, stages=["fax"]), TABLE)
-    # A tenth has the stage, and no urgent one: these are all passed over.
-    assert plan.rows_changed == 20
-    reads(plan, 500 + 20 * 10 + 3 * 20 + 30, QUEUE)
+# What the load has of kinds, each in two ranges of the index, and one more look that finds none.
+PROBES = 2 * 4 + 1
 
 
-def test_a_claim_beside_a_paused_type_reads_the_index_as_far_as_it_must(
-    tables: None, explain: Explain
+@pytest.mark.parametrize("n", [1, 100])
+@pytest.mark.parametrize("wanted", [{"types": ["fax"]}, {"stages": ["fax"]}], ids=["type", "stage"])
+def test_a_claim_by_kind_reads_no_job_of_another_kind(
+    wanted: dict[str, Any], n: int, tables: None, explain: Explain
 ) -> None:
-    pause("fax")
-    plan = explain(table_of(Job).statement("claim"), claim(n=100), TABLE)
+    plan = explain(table_of(Job).statement("claim_by_kind"), claim(n=n, **wanted), TABLE)
+    assert plan.rows_changed == n
+    # Some more than are needed, because other claims may lock them.
+    reads(plan, PROBES + 2 * (2 * n + kinds.SPARE) + n, {BY_KIND, KEY})
+
+
+def test_a_claim_by_kind_reads_no_paused_job(tables: None, explain: Explain) -> None:
+    pause("mail")
+    plan = explain(table_of(Job).statement("claim_by_kind"), claim(n=100), TABLE)
     assert plan.rows_changed == 100
-    reads(plan, 2 * 100 + 100 * 10 // 9 + 20, QUEUE)
+    reads(plan, PROBES + 2 * (2 * 100 + kinds.SPARE) + 100, {BY_KIND, KEY})
+
+
+@override_settings(JOBREAPER={"STAGES": {"mail": {"max_running": 1}}})
+def test_a_claim_by_kind_reads_no_job_of_a_full_stage(tables: None, explain: Explain) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO jobreaper_jobs (id, type, stage, status, lease_expires_at) VALUES"
+            " (gen_random_uuid(), 'mail', 'mail', 'processing', now() + interval '1 hour')"
+        )
+    limits = {"limits": conf.settings().limits_json}
+    statement = table_of(Job).limited_statement("claim_by_kind")
+    plan = explain(statement, claim(n=100, **limits), TABLE)
+    assert plan.rows_changed == 100
+    reads(plan, PROBES + 2 * (2 * 100 + kinds.SPARE) + 2 * 100 + 10, {BY_KIND, KEY, RUNNING})
+
+
+def test_a_claim_does_not_look_along_a_long_line_for_long(
+    tables: None, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "LOOK_MS", -1)
+    statement = JobTable(model=Job).statement("claim")
+    plan = explain(statement, claim(n=10, types=["telex"]), TABLE)
+    assert plan.rows_changed == 0
+    reads(plan, 3 * 10 + 10, QUEUE)
 
 
 @override_settings(JOBREAPER={"STAGES": {"fax": {"max_running": 5}}})

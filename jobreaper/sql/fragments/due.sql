@@ -41,33 +41,38 @@ named AS MATERIALIZED (
 -- scheduled for the future. Ordered only by id, the second range might be read from the key's
 -- index, with every finished job. FOR NO KEY UPDATE allows inserts of rows that refer to a job by
 -- foreign key meanwhile.
+{looking}
 {left_out},
 {named},
 timed AS MATERIALIZED (
-    SELECT job.{id} AS id
+    SELECT job.{id} AS id{and_is_wanted}
       FROM {table} AS job
      WHERE {is_queued}
        AND {of_no_key}
        AND job.{next_earliest_run_at} <= statement_timestamp()
-       AND {wanted}
+       AND {wanted_or_late}
      ORDER BY job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s
        FOR NO KEY UPDATE SKIP LOCKED
 ),
 untimed AS MATERIALIZED (
-    SELECT job.{id} AS id
+    SELECT job.{id} AS id{and_is_wanted}
       FROM {table} AS job
      WHERE {is_queued}
        AND {of_no_key}
        AND job.{next_earliest_run_at} IS NULL
-       AND {wanted}
+       AND {wanted_or_late}
      ORDER BY job.{next_earliest_run_at}, job.{id}
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),
+next AS (
+    SELECT * FROM timed UNION ALL SELECT * FROM untimed
+),
 {picked} AS (
     {or_named}
-    SELECT id FROM timed UNION ALL SELECT id FROM untimed
+    SELECT id FROM next
+    {where_wanted}
 )
 
 
@@ -77,6 +82,7 @@ untimed AS MATERIALIZED (
 -- of them would read every job of a higher priority that is scheduled for the future. As in
 -- due.sql, nothing is ordered only by id. The last step finds no lower priority: NULL, which stands
 -- for the jobs without a priority.
+{looking}
 {left_out},
 {named},
 next AS MATERIALIZED (
@@ -97,7 +103,7 @@ next AS MATERIALIZED (
           FROM present
          WHERE present.priority IS NOT NULL
     )
-    SELECT of_priority.id
+    SELECT of_priority.*
       FROM present
      CROSS JOIN LATERAL (
            {of_present}
@@ -108,30 +114,31 @@ next AS MATERIALIZED (
 {picked} AS (
     {or_named}
     SELECT id FROM next
+    {where_wanted}
 )
 
 
 -- name: due_of_priority
 -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
 -- NULL.
-SELECT id
-  FROM (SELECT job.{id} AS id
+SELECT *
+  FROM (SELECT job.{id} AS id{and_is_wanted}
           FROM {table} AS job
          WHERE {is_queued}
            AND {has_priority}
            AND job.{next_earliest_run_at} <= statement_timestamp()
-           AND {wanted}
+           AND {wanted_or_late}
          ORDER BY job.{priority} DESC, job.{next_earliest_run_at}, job.{id}
          LIMIT %(n)s
            FOR NO KEY UPDATE SKIP LOCKED) AS timed
  UNION ALL
-SELECT id
-  FROM (SELECT job.{id} AS id
+SELECT *
+  FROM (SELECT job.{id} AS id{and_is_wanted}
           FROM {table} AS job
          WHERE {is_queued}
            AND {has_priority}
            AND job.{next_earliest_run_at} IS NULL
-           AND {wanted}
+           AND {wanted_or_late}
          ORDER BY job.{priority} DESC, job.{next_earliest_run_at}, job.{id}
          LIMIT %(n)s
            FOR NO KEY UPDATE SKIP LOCKED) AS untimed

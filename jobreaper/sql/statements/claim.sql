@@ -25,7 +25,7 @@ claimed AS (
     RETURNING job.*
 )
 SELECT {claimed_columns}
-  FROM claimed AS job
+  FROM {look}claimed AS job{on_true}
  WHERE {all_written}
  ORDER BY {by_priority}job.{next_earliest_run_at}, job.{id}
 

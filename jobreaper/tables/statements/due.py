@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Composable, Composed, Literal
 from jobreaper import sql
 from jobreaper.states import DEFAULT_QUEUE, PAUSED_QUEUE_PREFIX, Verb
 from jobreaper.tables.shape import Shape
+from jobreaper.tables.statements import kinds
 from jobreaper.tables.statements.parts import Parts, all_of, with_fragments
 
 _DUE: Final = SQL("due")
@@ -59,6 +60,7 @@ class Which(Enum):
     """
 
     NEXT = "the next due jobs"
+    BY_KIND = "the next due jobs, found by the index by kind"
     NAMED = "the job whose key is the parameter id"
     EITHER = "the job whose key is the parameter id or, if that is NULL, the next due jobs"
 
@@ -128,33 +130,34 @@ def _due(
     picked: SQL = _DUE,
     which: Which = Which.EITHER,
 ) -> Composed:
-    kinds: list[Composable] = [SQL("job.{}").format(parts["stage"])]
+    can_be_paused: list[Composable] = [SQL("job.{}").format(parts["stage"])]
     if "type" in table.extras:
-        kinds.append(SQL("job.{}::text").format(parts["type"]))
+        can_be_paused.append(SQL("job.{}::text").format(parts["type"]))
     if "queue" in table.extras:
         prefix = Literal(PAUSED_QUEUE_PREFIX)
-        kinds.append(SQL("{} || job.{}::text").format(prefix, parts["queue"]))
+        can_be_paused.append(SQL("{} || job.{}::text").format(prefix, parts["queue"]))
     parts = with_fragments(
         {**parts, "picked": picked, "verb_claim": Literal(Verb.CLAIM.value)},
         "left_out",
     )
-    parts["wanted"] = all_of(
-        [
-            *(each.format(**parts) for each in conditions),
-            *(_NOT_PAUSED.format(kind=kind) for kind in kinds),
-            _NOT_REFUSED.format(**parts),
-        ]
-    )
+    of_kind = [
+        *(each.format(**parts) for each in conditions),
+        *(_NOT_PAUSED.format(kind=kind) for kind in can_be_paused),
+    ]
+    parts["is_not_refused"] = _NOT_REFUSED.format(**parts)
+    parts["wanted"] = all_of([*of_kind, parts["is_not_refused"]])
+    if which is Which.BY_KIND:
+        return kinds.due_by_kind(table, parts, wanted_kind=all_of(of_kind))
     parts = with_fragments(parts, "named")
     if which is Which.NAMED:
         return sql.compose("fragments/due_named", parts)
     if which is Which.NEXT:
         # A line with a part that is None is left out.
         without = dict.fromkeys(("named", "or_named", "of_no_key"))
-        return _next(table, {**parts, **without})
+        return _next(table, {**parts, **without, **kinds.look(table, parts)})
     parts["or_named"] = SQL("SELECT id FROM named UNION ALL")
     parts["of_no_key"] = SQL("%(id)s::{id_type} IS NULL").format(**parts)
-    return _next(table, parts)
+    return _next(table, {**parts, **kinds.to_the_end(parts)})
 
 
 def _next(table: Shape, parts: Mapping[str, Composable | None]) -> Composed:

@@ -61,7 +61,13 @@ def _claim(table: Shape, parts: Parts, *, limited: bool = False, which: Which = 
             _lease_length(parts), SQL("statement_timestamp() + policy.max_runtime")
         ),
         "all_written": all_written("claimed", of=SQL("due")),
+        "look": SQL(""),
+        "on_true": SQL(""),
     }
+    if which is Which.NEXT and table.is_indexed_by_kind:
+        parts["claimed_columns"] = SQL("{},\nlook.is_cut").format(parts["claimed_columns"])
+        parts["look"] = SQL("{} ").format(sql.compose("fragments/look", parts))
+        parts["on_true"] = SQL(" ON true")
     return sql.render("statements/claim", parts)
 
 
@@ -241,6 +247,7 @@ def _unhandled(table: Shape, parts: Parts) -> str:
 
 _LIMITED: Final[dict[str, Callable[..., str]]] = {
     "claim": _claim,
+    "claim_by_kind": partial(_claim, which=Which.BY_KIND),
     "claim_one": partial(_claim, which=Which.NAMED),
     "claim_either": partial(_claim, which=Which.EITHER),
     "claim_candidates": _claim_candidates,
@@ -249,6 +256,7 @@ _LIMITED: Final[dict[str, Callable[..., str]]] = {
 }
 _VERBS: Final[dict[str, Callable[[Shape, Parts], str]]] = {
     "claim": _claim,
+    "claim_by_kind": partial(_claim, which=Which.BY_KIND),
     "claim_one": partial(_claim, which=Which.NAMED),
     "claim_either": partial(_claim, which=Which.EITHER),
     "claim_candidates": _claim_candidates,

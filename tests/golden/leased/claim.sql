@@ -52,8 +52,11 @@ untimed AS MATERIALIZED (
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),
+next AS (
+    SELECT * FROM timed UNION ALL SELECT * FROM untimed
+),
 due AS (
-    SELECT id FROM timed UNION ALL SELECT id FROM untimed
+    SELECT id FROM next
 ),
 claimed AS (
     UPDATE "jobs" AS job

@@ -60,9 +60,12 @@ untimed AS MATERIALIZED (
      LIMIT %(n)s - (SELECT count(*) FROM timed)
        FOR NO KEY UPDATE SKIP LOCKED
 ),
+next AS (
+    SELECT * FROM timed UNION ALL SELECT * FROM untimed
+),
 due AS (
     SELECT id FROM named UNION ALL
-    SELECT id FROM timed UNION ALL SELECT id FROM untimed
+    SELECT id FROM next
 ),
 marked AS (
     UPDATE "jobs" AS job

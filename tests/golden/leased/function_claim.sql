@@ -102,9 +102,12 @@ BEGIN
                                   LIMIT this_call.most - (SELECT count(*) FROM timed)
                                     FOR NO KEY UPDATE SKIP LOCKED
                              ),
+                             next AS (
+                                 SELECT * FROM timed UNION ALL SELECT * FROM untimed
+                             ),
                              due AS (
                                  SELECT id FROM named UNION ALL
-                                 SELECT id FROM timed UNION ALL SELECT id FROM untimed
+                                 SELECT id FROM next
                              ),
                              claimed AS (
                                  UPDATE "public"."jobs" AS job
@@ -218,9 +221,12 @@ BEGIN
                  LIMIT this_call.most - (SELECT count(*) FROM timed)
                    FOR NO KEY UPDATE SKIP LOCKED
             ),
+            next AS (
+                SELECT * FROM timed UNION ALL SELECT * FROM untimed
+            ),
             due AS (
                 SELECT id FROM named UNION ALL
-                SELECT id FROM timed UNION ALL SELECT id FROM untimed
+                SELECT id FROM next
             )
             SELECT id FROM due
         LOOP
@@ -292,9 +298,12 @@ BEGIN
                      LIMIT 1 - (SELECT count(*) FROM timed)
                        FOR NO KEY UPDATE SKIP LOCKED
                 ),
+                next AS (
+                    SELECT * FROM timed UNION ALL SELECT * FROM untimed
+                ),
                 due AS (
                     SELECT id FROM named UNION ALL
-                    SELECT id FROM timed UNION ALL SELECT id FROM untimed
+                    SELECT id FROM next
                 ),
                 claimed AS (
                     UPDATE "public"."jobs" AS job

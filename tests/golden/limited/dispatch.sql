@@ -93,12 +93,12 @@ next AS MATERIALIZED (
           FROM present
          WHERE present.priority IS NOT NULL
     )
-    SELECT of_priority.id
+    SELECT of_priority.*
       FROM present
      CROSS JOIN LATERAL (
            -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
            -- NULL.
-           SELECT id
+           SELECT *
              FROM (SELECT job."id" AS id
                      FROM "jobreaper_jobs" AS job
                     WHERE job."status" = 'queued'
@@ -119,7 +119,7 @@ next AS MATERIALIZED (
                     LIMIT %(n)s
                       FOR NO KEY UPDATE SKIP LOCKED) AS timed
             UNION ALL
-           SELECT id
+           SELECT *
              FROM (SELECT job."id" AS id
                      FROM "jobreaper_jobs" AS job
                     WHERE job."status" = 'queued'

@@ -140,12 +140,12 @@ BEGIN
                                        FROM present
                                       WHERE present.priority IS NOT NULL
                                  )
-                                 SELECT of_priority.id
+                                 SELECT of_priority.*
                                    FROM present
                                   CROSS JOIN LATERAL (
                                         -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                                         -- NULL.
-                                        SELECT id
+                                        SELECT *
                                           FROM (SELECT job."id" AS id
                                                   FROM "public"."jobreaper_jobs" AS job
                                                  WHERE job."status" = 'queued'
@@ -166,7 +166,7 @@ BEGIN
                                                  LIMIT this_call.most
                                                    FOR NO KEY UPDATE SKIP LOCKED) AS timed
                                          UNION ALL
-                                        SELECT id
+                                        SELECT *
                                           FROM (SELECT job."id" AS id
                                                   FROM "public"."jobreaper_jobs" AS job
                                                  WHERE job."status" = 'queued'
@@ -354,12 +354,12 @@ BEGIN
                       FROM present
                      WHERE present.priority IS NOT NULL
                 )
-                SELECT of_priority.id
+                SELECT of_priority.*
                   FROM present
                  CROSS JOIN LATERAL (
                        -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                        -- NULL.
-                       SELECT id
+                       SELECT *
                          FROM (SELECT job."id" AS id
                                  FROM "public"."jobreaper_jobs" AS job
                                 WHERE job."status" = 'queued'
@@ -381,7 +381,7 @@ BEGIN
                                 LIMIT this_call.most
                                   FOR NO KEY UPDATE SKIP LOCKED) AS timed
                         UNION ALL
-                       SELECT id
+                       SELECT *
                          FROM (SELECT job."id" AS id
                                  FROM "public"."jobreaper_jobs" AS job
                                 WHERE job."status" = 'queued'
@@ -529,12 +529,12 @@ BEGIN
                           FROM present
                          WHERE present.priority IS NOT NULL
                     )
-                    SELECT of_priority.id
+                    SELECT of_priority.*
                       FROM present
                      CROSS JOIN LATERAL (
                            -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                            -- NULL.
-                           SELECT id
+                           SELECT *
                              FROM (SELECT job."id" AS id
                                      FROM "public"."jobreaper_jobs" AS job
                                     WHERE job."status" = 'queued'
@@ -555,7 +555,7 @@ BEGIN
                                     LIMIT 1
                                       FOR NO KEY UPDATE SKIP LOCKED) AS timed
                             UNION ALL
-                           SELECT id
+                           SELECT *
                              FROM (SELECT job."id" AS id
                                      FROM "public"."jobreaper_jobs" AS job
                                     WHERE job."status" = 'queued'

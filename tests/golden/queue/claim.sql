@@ -18,6 +18,11 @@ WITH policies AS MATERIALIZED (
 -- of them would read every job of a higher priority that is scheduled for the future. As in
 -- due.sql, nothing is ordered only by id. The last step finds no lower priority: NULL, which stands
 -- for the jobs without a priority.
+-- A claim looks along the line for a moment. After that, any job that is not for it takes the place of
+-- one and ends the look. It is left where it is, and the claim by kind finds the rest.
+looking AS MATERIALIZED (
+    SELECT clock_timestamp() + 2 * interval '1 millisecond' AS until
+),
 -- Read once, and not for each condition that needs it.
 left_out AS MATERIALIZED (
     SELECT ARRAY(SELECT name FROM jobreaper_pauses WHERE "table" = 'jobreaper_jobs')::text[] AS paused,
@@ -46,41 +51,59 @@ next AS MATERIALIZED (
           FROM present
          WHERE present.priority IS NOT NULL
     )
-    SELECT of_priority.id
+    SELECT of_priority.*
       FROM present
      CROSS JOIN LATERAL (
            -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
            -- NULL.
-           SELECT id
-             FROM (SELECT job."id" AS id
+           SELECT *
+             FROM (SELECT job."id" AS id,
+                                        CASE WHEN clock_timestamp() < (SELECT until FROM looking) THEN true
+                                             ELSE (%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
+                                                  AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
+                                                  AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
+                                                  AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out) END AS is_wanted
                      FROM "jobreaper_jobs" AS job
                     WHERE job."status" = 'queued'
                       AND job."priority" = present.priority
                       AND job."next_earliest_run_at" <= statement_timestamp()
-                      AND (%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
-                          AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
-                          AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
-                          AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+                      AND ((%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
+                           AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
+                           AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
+                           AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+                           OR clock_timestamp() >= (SELECT until FROM looking))
                     ORDER BY job."priority" DESC, job."next_earliest_run_at", job."id"
                     LIMIT %(n)s
                       FOR NO KEY UPDATE SKIP LOCKED) AS timed
             UNION ALL
-           SELECT id
-             FROM (SELECT job."id" AS id
+           SELECT *
+             FROM (SELECT job."id" AS id,
+                                        CASE WHEN clock_timestamp() < (SELECT until FROM looking) THEN true
+                                             ELSE (%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
+                                                  AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
+                                                  AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
+                                                  AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                                                  AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out) END AS is_wanted
                      FROM "jobreaper_jobs" AS job
                     WHERE job."status" = 'queued'
                       AND job."priority" = present.priority
                       AND job."next_earliest_run_at" IS NULL
-                      AND (%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
-                          AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
-                          AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
-                          AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-                          AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+                      AND ((%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
+                           AND (%(types)s::text[] IS NULL OR job."type"::text = ANY (%(types)s::text[]))
+                           AND (%(queues)s::text[] IS NULL OR job."queue"::text = ANY (%(queues)s::text[]))
+                           AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
+                           AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+                           OR clock_timestamp() >= (SELECT until FROM looking))
                     ORDER BY job."priority" DESC, job."next_earliest_run_at", job."id"
                     LIMIT %(n)s
                       FOR NO KEY UPDATE SKIP LOCKED) AS untimed
@@ -89,6 +112,7 @@ next AS MATERIALIZED (
 ),
 due AS (
     SELECT id FROM next
+    WHERE is_wanted
 ),
 claimed AS (
     UPDATE "jobreaper_jobs" AS job
@@ -144,8 +168,11 @@ SELECT "job"."status",
        extract(epoch FROM job."lease_expires_at" - statement_timestamp())::float8
            AS lease_remaining_sec,
        (SELECT jsonb_object_agg(name, coalesce(current_setting(name, true), ''))::text
-          FROM unnest(%(session_settings)s::text[]) AS name) AS session
-  FROM claimed AS job
+          FROM unnest(%(session_settings)s::text[]) AS name) AS session,
+       look.is_cut
+  FROM -- One row in any case: if no job is claimed, a row without a job says how the look ended.
+       (SELECT count(*) > 0 AS is_cut FROM next WHERE is_wanted IS NOT TRUE) AS look
+       LEFT JOIN claimed AS job ON true
  WHERE -- A trigger that returns NULL keeps a row from being written without an error, and a rule may. Such a
        -- row would be first in line again, its job would count as finished, its lease as lost. So it becomes
        -- an error, as of any row that cannot be written.

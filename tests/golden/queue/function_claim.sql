@@ -98,12 +98,12 @@ BEGIN
                                        FROM present
                                       WHERE present.priority IS NOT NULL
                                  )
-                                 SELECT of_priority.id
+                                 SELECT of_priority.*
                                    FROM present
                                   CROSS JOIN LATERAL (
                                         -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                                         -- NULL.
-                                        SELECT id
+                                        SELECT *
                                           FROM (SELECT job."id" AS id
                                                   FROM "public"."jobreaper_jobs" AS job
                                                  WHERE job."status" = 'queued'
@@ -120,7 +120,7 @@ BEGIN
                                                  LIMIT this_call.most
                                                    FOR NO KEY UPDATE SKIP LOCKED) AS timed
                                          UNION ALL
-                                        SELECT id
+                                        SELECT *
                                           FROM (SELECT job."id" AS id
                                                   FROM "public"."jobreaper_jobs" AS job
                                                  WHERE job."status" = 'queued'
@@ -251,12 +251,12 @@ BEGIN
                       FROM present
                      WHERE present.priority IS NOT NULL
                 )
-                SELECT of_priority.id
+                SELECT of_priority.*
                   FROM present
                  CROSS JOIN LATERAL (
                        -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                        -- NULL.
-                       SELECT id
+                       SELECT *
                          FROM (SELECT job."id" AS id
                                  FROM "public"."jobreaper_jobs" AS job
                                 WHERE job."status" = 'queued'
@@ -274,7 +274,7 @@ BEGIN
                                 LIMIT this_call.most
                                   FOR NO KEY UPDATE SKIP LOCKED) AS timed
                         UNION ALL
-                       SELECT id
+                       SELECT *
                          FROM (SELECT job."id" AS id
                                  FROM "public"."jobreaper_jobs" AS job
                                 WHERE job."status" = 'queued'
@@ -365,12 +365,12 @@ BEGIN
                           FROM present
                          WHERE present.priority IS NOT NULL
                     )
-                    SELECT of_priority.id
+                    SELECT of_priority.*
                       FROM present
                      CROSS JOIN LATERAL (
                            -- All have the same priority. It is in the ORDER BY because otherwise the index would not serve
                            -- NULL.
-                           SELECT id
+                           SELECT *
                              FROM (SELECT job."id" AS id
                                      FROM "public"."jobreaper_jobs" AS job
                                     WHERE job."status" = 'queued'
@@ -387,7 +387,7 @@ BEGIN
                                     LIMIT 1
                                       FOR NO KEY UPDATE SKIP LOCKED) AS timed
                             UNION ALL
-                           SELECT id
+                           SELECT *
                              FROM (SELECT job."id" AS id
                                      FROM "public"."jobreaper_jobs" AS job
                                     WHERE job."status" = 'queued'
