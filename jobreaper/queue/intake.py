@@ -13,6 +13,11 @@ from jobreaper.tables import JobTable
 
 POLL_JITTER: Final = 0.1
 
+# A notification wakes every idle worker, and one of them gets the job. One that has looked in vain
+# does not look again at once: not for this time at first, which doubles up to the longest.
+FIRST_REST_SEC: Final = 0.05
+LONGEST_REST_SEC: Final = 1.0
+
 # A job that has waited this long for its turn is given back, because other workers may be idle.
 LONGEST_WAIT_SEC: Final = 3.0
 # At most this share of the shortest lease and of the shortest max_runtime, which both begin with
@@ -64,6 +69,10 @@ class Intake:
         self._sec_a_job = 0.0
         # When to look for jobs again, by the local clock.
         self.next_look = 0.0
+        # Whether a notification is the reason of the next look; until when none is, and how long
+        # this may last.
+        self._heard = False
+        self._rests_until = self._rest_sec = 0.0
 
     def has_room(self, left: int) -> bool:
         """Return whether to claim more while ``left`` jobs wait or run. A window that is larger
@@ -85,10 +94,27 @@ class Intake:
         runs = claim_group(
             self._table, room, types=self._types, stages=self._stages, queues=self._queues
         )
+        self._rest(now, in_vain=self._heard and not runs)
         if not runs:
             jitter = random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
             self.next_look = now + self._poll_sec * jitter
         return runs
+
+    def _rest(self, now: float, *, in_vain: bool) -> None:
+        if in_vain:
+            self._rest_sec = min(max(2 * self._rest_sec, FIRST_REST_SEC), LONGEST_REST_SEC)
+            # At different moments, so that not all of them come at once the next time.
+            self._rests_until = now + self._rest_sec * random.random()
+        else:
+            self._rests_until = self._rest_sec = 0.0
+        self._heard = False
+
+    def hear(self) -> None:
+        """Claim soon, because there was a notification: at once, unless the last one was in vain a
+        moment ago.
+        """
+        self._heard = True
+        self.next_look = min(self.next_look, self._rests_until)
 
     def add_type(self, type: str) -> None:
         """Claim jobs of one more type, soon."""

@@ -212,7 +212,7 @@ class Worker:
             RuntimeError: a thread that runs handlers ended with an exception.
         """
         if self._listens and not once:
-            self._listener = Listener(self._table, self._look_now)
+            self._listener = Listener(self._table, lambda: self._look_now(heard=True))
             self._listener.start()
         heartbeat.heart.keep_connected(self._table.alias)
         for lane in self._lanes:
@@ -390,9 +390,9 @@ class Worker:
         self._broken_by = error
         self._retire()
 
-    def _look_now(self) -> None:
+    def _look_now(self, heard: bool = False) -> None:
         for lane in self._lanes:
-            lane.intake.look_now()
+            lane.intake.hear() if heard else lane.intake.look_now()
         self._bell.ring()
 
 

@@ -8,8 +8,12 @@ from django.db import connection
 from django.test import override_settings
 
 from jobreaper import enqueue, enqueue_many, job_handler, pause
+from jobreaper.identity import local_clock
+from jobreaper.models import Job
+from jobreaper.queue.intake import FIRST_REST_SEC, LONGEST_REST_SEC, Intake
 from jobreaper.queue.runs import Tally
 from jobreaper.queue.worker import Worker
+from jobreaper.tables import table_of
 from tests.queue.working import Gate, idle, once
 from tests.rows import Rows, Sql, ago
 from tests.waiting import until
@@ -183,3 +187,28 @@ def test_a_listener_whose_session_ends_listens_again(working: Any, sql: Sql) -> 
 def test_a_worker_takes_its_types_from_an_iterator_too() -> None:
     job_handler("other")(idle)
     assert set(Worker(types=iter(["idle", "other"])).handlers) == {"idle", "other"}
+
+
+def test_a_worker_that_heard_of_jobs_in_vain_rests_before_it_hears_again() -> None:
+    intake = Intake(
+        table_of(Job), types=["idle"], stages=None, concurrency=1, batch=9, poll_sec=900
+    )
+
+    def rest_after_hearing() -> float:
+        intake.hear()
+        return intake.next_look - local_clock() if intake.next_look else 0.0
+
+    assert rest_after_hearing() == 0
+    for doubled in range(8):
+        assert intake.claim(0) == []
+        assert intake._rest_sec == min(FIRST_REST_SEC * 2**doubled, LONGEST_REST_SEC)
+        assert rest_after_hearing() <= intake._rest_sec
+    # It looks at its usual time: others are idle too, and nothing was said in vain.
+    assert intake.claim(0) == []
+    intake.claim(0)
+    assert rest_after_hearing() == 0
+    assert intake.claim(0) == []
+    enqueue("idle")
+    intake.hear()
+    assert len(intake.claim(0)) == 1
+    assert rest_after_hearing() == 0
