@@ -74,6 +74,22 @@ def routed() -> Iterator[None]:
         yield
 
 
+class Shards:
+    """All jobs are in the database that is chosen at the moment."""
+
+    chosen = "default"
+
+    def db_for_write(self, model: Any, **hints: object) -> str:
+        return self.chosen
+
+    db_for_read = db_for_write
+
+
+def lapse(alias: str, table: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET lease_expires_at = now() - interval '1 s'")
+
+
 def event(alias: str, **data: Any) -> JobEvent:
     job_id = str(data.pop("job_id", 1))
     made: JobEvent = JobEvent.objects.using(alias).create(job_id=job_id, data=data)
@@ -266,3 +282,29 @@ def test_the_periodic_tasks_are_made_where_beat_looks_for_them() -> None:
     periodic = pytest.importorskip("django_celery_beat.models").PeriodicTask
     assert periodic.objects.using("default").filter(task="jobreaper.reap").exists()
     assert not periodic.objects.using("jobs").exists()
+
+
+def test_one_reaper_goes_over_the_tables_of_both_databases() -> None:
+    job, own = make_job(), enqueue("mail")
+    for model, alias, table in ((Job, "jobs", "jobs"), (OwnJob, "default", "jobreaper_jobs")):
+        assert len(claim_next(model)) == 1
+        lapse(alias, table)
+    found = jobreaper.reap([Job, OwnJob], hold=False)
+    assert found.requeued_ids == {"jobs": [job.pk], "jobreaper_jobs": [own.pk]}
+    assert all(JobEvent.objects.using(alias).filter(type="reaper:requeued") for alias in BOTH)
+
+
+def test_one_reaper_goes_over_both_shards_of_a_table() -> None:
+    shards = Shards()
+    with override_settings(DATABASE_ROUTERS=[shards]):
+        made = {}
+        for shards.chosen in BOTH:
+            made[shards.chosen] = enqueue("mail").pk
+            [lease] = claim_next(OwnJob)
+            assert lease.pk == made[shards.chosen]
+            lapse(shards.chosen, "jobreaper_jobs")
+        for alias in BOTH:
+            found = jobreaper.reap([OwnJob], hold=False, database=alias)
+            assert found.requeued_ids == {"jobreaper_jobs": [made[alias]]}
+            [job] = OwnJob.objects.using(alias).all()
+            assert (job.pk, job.status) == (made[alias], "queued")
