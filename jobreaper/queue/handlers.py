@@ -180,6 +180,9 @@ def refuse_unrun(name: str, returned: object) -> None:
     Raises:
         TypeError: ``returned`` is an awaitable or a generator.
     """
+    # To look at what most handlers return would take as long as to call them.
+    if returned is None:
+        return
     unawaited = inspect.isawaitable(returned) or inspect.isasyncgen(returned)
     if not unawaited and not inspect.isgenerator(returned):
         return
