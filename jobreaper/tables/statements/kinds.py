@@ -28,7 +28,7 @@ _IS_DUE: Final = (
     # Nothing is later, so this is a range of the index with an order, as `=` would not be.
     SQL(
         "{run_at} >= 'infinity'\n"
-        # IS NULL, as no index has it.
+        # IS NULL, in words that no index serves.
         "AND coalesce(job.{next_earliest_run_at}, '-infinity') = '-infinity'"
     ),
 )
