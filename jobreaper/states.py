@@ -59,6 +59,7 @@ class EventType(StrEnum):
     REAPER_FAILED_POISON = "reaper:failed(poison)"
     REAPER_FAILED_DEADLINE = "reaper:failed(deadline)"
     JOB_ENQUEUED = "job:enqueued"
+    JOB_CARRIED_OVER = "job:carried_over"
     JOB_WORKER_LOST = "job:worker_lost"
     JOB_FINISHED = "job:finished"
     JOB_RETRIED = "job:retried"

@@ -34,6 +34,7 @@ _WHAT: Final[dict[str, tuple[Any, str]]] = {
     EventType.REAPER_FAILED_POISON: (_("The reaper failed the job: it lost every worker"), "bad"),
     EventType.REAPER_FAILED_DEADLINE: (_("The reaper failed the job: past its deadline"), "bad"),
     EventType.JOB_ENQUEUED: (_("The job was enqueued"), "plain"),
+    EventType.JOB_CARRIED_OVER: (_("The job was carried over from another queue"), "plain"),
     EventType.JOB_WORKER_LOST: (_("The worker was lost"), "late"),
     EventType.JOB_FINISHED: (_("The worker finished the job"), "good"),
     EventType.JOB_RETRIED: (_("The attempt failed; the job went back to the queue"), "late"),

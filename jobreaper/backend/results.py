@@ -39,7 +39,9 @@ _BY_HAND: Final = {
     EventType.ADMIN_CANCELLED,
     EventType.JOB_CANCELLED,
 }
-ENDS: Final = [*_FAILED, *_WORKER_LOST, *_BY_HAND, EventType.JOB_FINISHED]
+# What another queue had done with a job before it was carried over.
+_BEFORE: Final = EventType.JOB_CARRIED_OVER
+ENDS: Final = [*_FAILED, *_WORKER_LOST, *_BY_HAND, _BEFORE, EventType.JOB_FINISHED]
 
 
 def events_of(table: JobTable, job: Any) -> Sequence[JobEvent]:
@@ -80,7 +82,7 @@ def result_of(job: Any, task: Task[..., Any], alias: str, events: Iterable[JobEv
 
 def error_of(type: str | None, details: dict[str, Any]) -> TaskError | None:
     """Return what an event says about a failure, or ``None`` if it is not about one."""
-    if type in _FAILED and details.get("exception"):
+    if type in {*_FAILED, _BEFORE} and details.get("exception"):
         return TaskError(
             exception_class_path=details["exception"], traceback=details["traceback"] or ""
         )

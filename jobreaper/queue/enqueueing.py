@@ -102,7 +102,7 @@ def enqueue(
     for _ in range(MOST_TRIES):
         for job, (is_new,) in retrying(connection, send)[:1]:
             if is_new is not None:
-                _announce([job.pk])
+                announce([job.pk])
                 return job
             if dedupe != Dedupe.REPLACE:
                 return job
@@ -232,7 +232,7 @@ def _enqueue_batch(
         result.replaced += len(replaced)
         result.skipped += len(rows) - len(made) - len(replaced)
         if made or replaced:
-            _announce(made + replaced)
+            announce(made + replaced)
     result.skipped += len(batch) - len(kept) - len(replacing)
     if len(all_written) == 1:
         result.ids += all_written[0].made
@@ -277,7 +277,8 @@ def _made_before(connection: BaseDatabaseWrapper, rows: list[NewJob]) -> QuerySe
     return Job._base_manager.using(connection.alias).filter(pk__in=ids)
 
 
-def _announce(pks: list[UUID]) -> None:
+def announce(pks: list[UUID]) -> None:
+    """Send ``jobs_enqueued`` for new jobs when their transaction commits."""
     send = partial(signals.jobs_enqueued.send_robust, Job, pks=pks)
     on_commit(table_of(Job).connection(), send)
 
@@ -298,5 +299,6 @@ def _statement(name: str, dedupe: str | None) -> str:
     if dedupe is None:
         parts |= {"by_key": SQL(""), "on_conflict": None, "or_existing": None}
         parts["written"] = SQL("count(made.id)")
+    parts["notified"] = sql.compose("fragments/notified", parts)
     parts["enqueued"] = sql.compose("fragments/enqueued", parts)
     return sql.render(f"statements/{name}", parts)

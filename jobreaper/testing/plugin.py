@@ -75,7 +75,7 @@ def jobreaper_eager(db: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from jobreaper.queue import enqueueing
     from jobreaper.testing.running import Ran, run_due
 
-    announce = enqueueing._announce
+    announce = enqueueing.announce
     ran: list[Ran] = []
     is_running = False
 
@@ -93,5 +93,5 @@ def jobreaper_eager(db: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         for error in ran[-1].errors.values():
             raise error
 
-    monkeypatch.setattr(enqueueing, "_announce", announce_and_run)
+    monkeypatch.setattr(enqueueing, "announce", announce_and_run)
     return ran

@@ -9,9 +9,11 @@ import pytest
 from django.utils.timezone import now
 
 import jobreaper
+from jobreaper import moving
 from jobreaper.db import fetch
 from jobreaper.models import Job as ReadyMade
 from jobreaper.models import JobEvent
+from jobreaper.moving import OldJob
 from jobreaper.protocol.holding import holding_of
 from jobreaper.protocol.lease import Lease
 from jobreaper.reaper import dead_workers
@@ -67,8 +69,15 @@ def traced() -> None:
     )
 
 
+def carried_over() -> None:
+    Job.objects.create()
+    done = OldJob(type="mail", status="success")
+    moving.carry_over(Job.objects.all(), lambda row: done)
+
+
 WRITE: Final[dict[EventType, Callable[[], object]]] = {
     EventType.JOB_ENQUEUED: lambda: jobreaper.enqueue("mail"),
+    EventType.JOB_CARRIED_OVER: carried_over,
     EventType.JOB_TRACED: traced,
     EventType.JOB_FINISHED: lambda: claimed().finish(),
     EventType.JOB_RETRIED: lambda: claimed().fail("oops", "said so"),

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import connection, models
 from django.test.utils import isolate_apps
 
+from jobreaper import moving
 from jobreaper.control import retention
 from jobreaper.models import Job as QueueJob
 from jobreaper.queue import enqueueing
@@ -96,6 +97,7 @@ def queue(table: JobTable) -> Texts:
         for dedupe in (None, *Dedupe):
             text = enqueueing._statement(name, dedupe)
             yield f"{name}_or_{dedupe}" if dedupe else name, text
+    yield "carry_over", moving.carry_over_statement()
 
 
 def limited(table: JobTable) -> Texts:

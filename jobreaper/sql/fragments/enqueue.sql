@@ -60,6 +60,10 @@ event (job_id, data) AS (
     SELECT unnest(told.ids)::text, told.data FROM told
 ),
 {recorded},
+{notified}
+
+
+-- name: notified
 notified AS MATERIALIZED (
     SELECT pg_notify({table_name}, '')
       FROM made
