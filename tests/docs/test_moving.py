@@ -205,7 +205,6 @@ def test_no_job_is_lost_on_the_way_and_none_runs_twice(guide: Guide, site: Site)
     site.run(hand_back)
     site.start(guide.worker)
     wait_for(site, "done", "back")
-    site.run("python manage.py work --once")
     assert ledger(site, "done") == Counter(["done", "dead", "slow", "back", *WAITING])
     assert [row["at"].year for row in site.sql(guide.later)] == [2099]
     assert statuses(site) == {"cancelled": 2, "success": 9, "failed": 1}

@@ -13,7 +13,7 @@ FROM_THE_TOP = ["changelog.md", "contributing.md", "docstrings.md", "index.md"]
 def pages_in(file: Path) -> list[str]:
     """The pages that a file names."""
     text = file.read_text()
-    return sorted(re.findall(r"[ (\[]([a-z-]+\.md)\b", text.partition("\nnav:")[2] or text))
+    return sorted(re.findall(r"[ (\[]([a-z0-9-]+\.md)\b", text.partition("\nnav:")[2] or text))
 
 
 def test_the_navigation_has_every_page_once() -> None:
