@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import runpy
 from pathlib import Path
 
 from tests.docs import markdown
@@ -34,3 +35,8 @@ def test_every_diagram_has_the_pictures_that_were_drawn_of_it() -> None:
     assert sorted(picture.name for picture in drawn) == sorted(
         f"{digest}-{theme}.svg" for digest in digests for theme in ("light", "dark")
     ), "make diagrams"
+
+
+def test_the_picture_of_the_queues_is_that_of_the_table() -> None:
+    bars = runpy.run_path(str(markdown.ROOT / "docs" / "site" / "bars.py"))
+    assert bars["PICTURE"].read_text() == bars["drawn"](), "python docs/site/bars.py"
