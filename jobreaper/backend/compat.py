@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from django_tasks import task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
@@ -33,7 +34,10 @@ else:
     AnyTask = Task
     TaskResult, TaskResultStatus = _base.TaskResult, _base.TaskResultStatus
     normalize_json = _base.normalize_json
-    InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+    InvalidTask, InvalidTaskBackend = (
+        getattr(_exceptions, name, None) or getattr(_exceptions, f"{name}Error")
+        for name in ("InvalidTask", "InvalidTaskBackend")
+    )
     TaskResultDoesNotExist = _exceptions.TaskResultDoesNotExist
     task_enqueued, task_started = _signals.task_enqueued, _signals.task_started
     task_finished = _signals.task_finished
@@ -42,6 +46,7 @@ __all__ = [
     "AnyTask",
     "BaseTaskBackend",
     "InvalidTask",
+    "InvalidTaskBackend",
     "Task",
     "TaskContext",
     "TaskError",
@@ -62,4 +67,7 @@ def as_plain_json(value: Any) -> Any:
     Raises:
         TypeError, ValueError: it is not JSON.
     """
-    return json.loads(json.dumps(normalize_json(value), allow_nan=False))
+    try:
+        return json.loads(json.dumps(normalize_json(value), allow_nan=False))
+    except RecursionError:
+        raise ValueError("it is nested too deeply, or contains itself") from None

@@ -11,7 +11,14 @@ from typing import Any, Final
 from django.utils.dateparse import parse_datetime
 from django.utils.module_loading import import_string
 
-from jobreaper.backend.compat import InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+from jobreaper.backend.compat import (
+    InvalidTask,
+    InvalidTaskBackend,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+)
 from jobreaper.exceptions import JobCancelled, JobreaperError, LeaseLost
 from jobreaper.models import JobEvent
 from jobreaper.states import DEFAULT_QUEUE, EventType, Status
@@ -138,8 +145,8 @@ def task_of(job: Any, alias: str, path: str, task_class: Callable[..., Any]) -> 
     changes = {name: value for name, value in given.items() if name in known}
     if "max_attempts" not in job.payload:
         changes.pop("max_attempts", None)
-    # What was valid when it was enqueued may not be valid now.
-    with suppress(InvalidTask):
+    # What was valid when it was enqueued may not be valid now, or its backend be gone.
+    with suppress(InvalidTask, InvalidTaskBackend):
         return type(task)(**{**known, **changes})
     return task
 

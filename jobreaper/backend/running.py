@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from inspect import iscoroutinefunction
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from django.db import models
 from django.utils import timezone
 
 from jobreaper import signals
+from jobreaper.backend import declared
 from jobreaper.backend.compat import (
     PACKAGE,
     Task,
@@ -50,20 +52,11 @@ class TaskSource:
     when a job is there for them.
     """
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, Task[..., Any]] = {}
-
-    def note(self, task: Task[..., Any]) -> None:
-        """Remember a task as a handler."""
-        # Not one whose code is gone, see results.task_of().
-        if not getattr(task.func, "is_gone", False):
-            self._tasks[task.module_path] = task
-
     def handlers(self, model: type[models.Model]) -> Mapping[str, Handler]:
         """Return handlers by type: the path of a task."""
         if not _is_kept_in(model):
             return {}
-        return {path: _handler(task) for path, task in self._tasks.items()}
+        return {path: handler_of(task) for path, task in declared.tasks.items()}
 
     def stages(self, model: type[models.Model]) -> Collection[str | None]:
         """Return no stage: tasks run in ``manage.py work``."""
@@ -74,7 +67,7 @@ class TaskSource:
         if "." not in type or not _is_kept_in(model):
             return None
         task = task_at(type)
-        return None if task is None else _handler(task)
+        return None if task is None else handler_of(task)
 
     def can_find(self) -> bool:
         """Return whether tasks run here at all."""
@@ -97,12 +90,22 @@ def connect() -> None:
 
 
 def _backends() -> list[Any]:
-    try:
-        return list(task_backends.all())
-    # Its check says what is wrong.
-    except Exception as error:
-        logger.warning("the backends of %s cannot be loaded: %s", PACKAGE, error)
-        return []
+    """Return the backends of the settings, without those that cannot be loaded: the others' tasks
+    run all the same.
+    """
+    found = []
+    for alias in task_backends:
+        try:
+            found.append(task_backends[alias])
+        # Whatever somebody else's backend raises. Django's check says so too.
+        except Exception as error:
+            _warn_once(alias, f"{error}")
+    return found
+
+
+@cache
+def _warn_once(alias: str, error: str) -> None:
+    logger.warning("the backend %r of %s cannot be loaded: %s", alias, PACKAGE, error)
 
 
 def _is_backend(backend: object) -> bool:
@@ -118,7 +121,8 @@ def _is_kept_in(model: type[models.Model]) -> bool:
     return any(_is_backend(backend) and backend.model is model for backend in _backends())
 
 
-def _handler(task: Task[..., Any]) -> Handler:
+def handler_of(task: Task[..., Any]) -> Handler:
+    """Return a task as a handler."""
     return _async_handler(task) if iscoroutinefunction(task.func) else _plain_handler(task)
 
 
@@ -192,12 +196,39 @@ def _failed(lease: Lease, details: Any, **_: Any) -> None:
             result.errors.append(error)
         return TaskResultStatus.FAILED
 
-    _end(lease, fail)
+    _end(lease, fail, holding_of(lease).raised)
 
 
-def _end(lease: Lease, outcome: Callable[[Any], TaskResultStatus]) -> None:
-    result = _running.pop(lease, None)
+def _end(
+    lease: Lease,
+    outcome: Callable[[Any], TaskResultStatus],
+    error: BaseException | None = None,
+) -> None:
+    result = forget(lease)
     if result is not None:
         object.__setattr__(result, "status", outcome(result))
         object.__setattr__(result, "finished_at", timezone.now())
+        announce_end(result, error)
+
+
+def forget(lease: Lease) -> Any:
+    """Return the result of a task that runs in this process and whose end has not been announced,
+    and forget it: the caller announces it. ``None`` if there is none.
+    """
+    return _running.pop(lease, None)
+
+
+def announce_end(result: Any, error: BaseException | None) -> None:
+    """Send ``task_finished``. As Django's backends do, it is sent while the task's exception is
+    handled: Django's own receiver logs ``sys.exc_info()``.
+    """
+    if error is None:
         task_finished.send_robust(_sender(result), task_result=result)
+        return
+    traceback = error.__traceback__
+    try:
+        raise error
+    except BaseException:
+        task_finished.send_robust(_sender(result), task_result=result)
+    finally:
+        error.__traceback__ = traceback

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
+from psycopg.pq import TransactionStatus
 
 from jobreaper.db import without_details
 from jobreaper.exceptions import BadResult, LeaseLost
@@ -77,16 +79,19 @@ def run(
     handler: Handler | None,
     ran: Ran | None = None,
     before_end: Callable[[], object] = lambda: None,
+    *,
+    retry: bool = True,
 ) -> BaseException | None:
     """Run a claimed job and end it, and return the exception with which it failed or by which its
-    end was rejected.
+    end was rejected. Without ``retry``, this attempt is its last.
     """
     function = handler or _handler_of(lease)
     error: BaseException | None = None
     with lease:
         try:
-            returned = plain(function)(lease.job, lease)
-            refuse_unrun("the handler", returned)
+            with _leaving_a_transaction(holding_of(lease).table.connection()):
+                returned = plain(function)(lease.job, lease)
+                refuse_unrun("the handler", returned)
             with suppress(BadResult):
                 note_result(holding_of(lease), returned)
         # Ctrl-C is for the test.
@@ -97,11 +102,31 @@ def run(
         try:
             if not lease.closed and not isinstance(error, LeaseLost):
                 before_end()
-                lease.finish() if error is None else lease.fail(error)
+                with holding_of(lease).failing_by(error):
+                    lease.finish() if error is None else lease.fail(error, retry=retry)
         except LeaseLost as lost:
             error = lost
     _note(lease, error, Ran() if ran is None else ran)
     return error
+
+
+@contextmanager
+def _leaving_a_transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """If a database error breaks the transaction of the test, undo what was written in this block:
+    a worker has no transaction around its handler, and can end the job.
+    """
+    if not connection.in_atomic_block:
+        yield
+        return
+    savepoint = cast("str", connection.savepoint())
+    try:
+        yield
+    except BaseException:
+        status = connection.connection.info.transaction_status
+        if connection.needs_rollback or status == TransactionStatus.INERROR:
+            connection.needs_rollback = False
+            connection.savepoint_rollback(savepoint)
+        raise
 
 
 def claimed(job: Any) -> Lease:

@@ -60,6 +60,13 @@ def return_what_is_no_json() -> Any:
 
 
 @task
+def return_itself() -> Any:
+    returned: list[Any] = []
+    returned.append(returned)
+    return returned
+
+
+@task
 def return_text(length: int) -> str:
     return "x" * length
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 import jobreaper
 from jobreaper import claim
+from jobreaper.backend import declared
 from jobreaper.backend.compat import (
     InvalidTask,
     TaskResultDoesNotExist,
@@ -101,10 +102,14 @@ def test_tuples_and_bytes_arrive_as_django_normalizes_them() -> None:
     assert refreshed(result).return_value == [[[1, [2]], "text"], {}]
 
 
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+
+
 @pytest.mark.parametrize(
     "value",
-    [object(), {1, 2}, float("nan"), "\x00", timezone.now()],
-    ids=["object", "set", "NaN", "NUL", "time"],
+    [object(), {1, 2}, float("nan"), "\x00", "\ud800", timezone.now(), ITSELF],
+    ids=["object", "set", "NaN", "NUL", "half a pair", "time", "a list in itself"],
 )
 def test_what_is_no_json_is_refused_and_nothing_is_written(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -241,9 +246,7 @@ def test_a_task_in_a_module_that_nothing_has_imported_is_found(monkeypatch: Any)
     from tests.backend.elsewhere import hidden
 
     result = hidden.enqueue(1)
-    from jobreaper.backend.running import source
-
-    monkeypatch.setattr(source, "_tasks", {})
+    monkeypatch.setattr(declared, "tasks", {})
     del sys.modules["tests.backend.elsewhere"]
     assert once() == DONE
     assert refreshed(result).return_value == 2

@@ -1,0 +1,3 @@
+"""A shop written for Django's `ImmediateBackend`. It knows nothing of jobreaper: `switched.py` and
+`switched_tests.py` are the settings that move it.
+"""
