@@ -5,7 +5,7 @@ protocol does not support.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage
@@ -15,12 +15,9 @@ from psycopg.sql import Identifier
 
 from jobreaper import sql
 from jobreaper.base import LeasedJob
-from jobreaper.db import fetch, server_encoding
+from jobreaper.db import fetch, moves_sessions, server_encoding
 from jobreaper.findings import check, database_check, warning
 from jobreaper.tables import JobTable, job_tables, owner_of
-
-# What a connection has in packages that keep a schema for each tenant.
-MOVES_SESSIONS: Final = ("set_schema", "set_tenant")
 
 
 @check
@@ -97,7 +94,7 @@ def check_sessions() -> Iterator[CheckMessage]:
             "schema that all tenants share.",
         )
         for alias in sorted({table.alias for table in job_tables() if not table.name_parts[1:]})
-        if any(hasattr(connections[alias], name) for name in MOVES_SESSIONS)
+        if moves_sessions(connections[alias])
     )
 
 

@@ -20,6 +20,7 @@ from django.apps import apps
 from django.db import Error, models, transaction
 
 from jobreaper.celery import shutdown
+from jobreaper.celery.kept import kept_connection
 from jobreaper.control import by_hand
 from jobreaper.db import (
     Depth,
@@ -121,26 +122,29 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         drop_left_open(self)
         before = open_transactions()
         model = self.job_model()
-        lease = _on_a_sound_session(table_of(model), partial(claim, model, args[0]))
-        if lease is None:
-            logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
-            return None
-        holding = holding_of(lease)
-        holding.is_stopping = shutdown.has_begun
-        with lease, _ended_by(self, lease, before):
-            with (
-                interrupting(holding) if self.interrupt else nullcontext(),
-                forks_end_here(),
-                details_left_out(),
-            ):
-                if not self.request.called_directly:
-                    type(self).before_start(self, str(self.request.id), args, kwargs)
-                result = self.run(lease.job, lease)
-            refuse_unrun(self.name, result)
-            refuse_left_open(holding, self.name, before)
-            if not lease.closed:
-                _on_a_sound_session(table_of(model), partial(self._finish, lease, result))
-            return result
+        table = table_of(model)
+        with kept_connection(self, table.alias) as kept:
+            lease = _on_a_sound_session(table, partial(claim, model, args[0]))
+            if lease is None:
+                logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
+                return None
+            holding = holding_of(lease)
+            holding.is_stopping = shutdown.has_begun
+            with lease, _ended_by(self, lease, before):
+                with (
+                    kept.lent(holding),
+                    interrupting(holding) if self.interrupt else nullcontext(),
+                    forks_end_here(),
+                    details_left_out(),
+                ):
+                    if not self.request.called_directly:
+                        type(self).before_start(self, str(self.request.id), args, kwargs)
+                    result = self.run(lease.job, lease)
+                refuse_unrun(self.name, result)
+                refuse_left_open(holding, self.name, before)
+                if not lease.closed:
+                    _on_a_sound_session(table, partial(self._finish, lease, result))
+                return result
 
     def retry(
         self,

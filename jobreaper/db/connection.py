@@ -14,6 +14,7 @@ from psycopg import ClientCursor
 from psycopg.pq import TransactionStatus
 
 from jobreaper import conf, sql
+from jobreaper.db import prepared
 from jobreaper.db.text import codec, details_left_out, within, without_details
 from jobreaper.db.times import read_any_time
 from jobreaper.db.wrapped import sent
@@ -31,6 +32,9 @@ _SET_TIMEOUTS: Final = sql.render("statements/set_timeouts", _SESSION_PARTS)
 LIMIT: Final = sql.without_comments(sql.render("statements/limit"))
 MOVE: Final = sql.without_comments(sql.render("statements/move"))
 MOVE_FROM_HOME: Final = sql.render("statements/move_from_home")
+
+# What a connection has in packages that keep a schema for each tenant.
+MOVES_SESSIONS: Final = ("set_schema", "set_tenant")
 
 # No settings: whatever the session, it is this one.
 ANY_SESSION: Final = "{}"
@@ -87,10 +91,25 @@ def fetch(
     """Send one statement and return its rows. An error does not quote them. A time that Python
     cannot represent is returned as the earliest or the latest that it can.
     """
-    with details_left_out(), connection.cursor() as cursor:
-        read_any_time(cursor)
+    with details_left_out():
+        return rows_of(connection, statement, params, read_any_time)
+
+
+def rows_of(
+    connection: BaseDatabaseWrapper,
+    statement: str,
+    params: Mapping[str, Any],
+    adapt: Callable[[Any], object],
+) -> list[tuple[Any, ...]]:
+    """Send one statement and return its rows. ``adapt`` is called with the cursor before."""
+    text = sql.without_comments(statement)
+    if prepared.prepares(connection):
         given = sendable(connection, params)
-        cursor.execute(*sent(connection, sql.without_comments(statement), given))
+        if (found := prepared.rows_of(connection, text, given, adapt)) is not None:
+            return found
+    with connection.cursor() as cursor:
+        adapt(cursor)
+        cursor.execute(*sent(connection, text, sendable(connection, params)))
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
@@ -300,6 +319,11 @@ def _move_and_execute(
             move = MOVE if home is None else MOVE_FROM_HOME
             cursor.execute(move, {"session": session, "home": home})
         return execute(statement, params, many, context)
+
+
+def moves_sessions(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a package moves the sessions of this database from tenant to tenant."""
+    return any(hasattr(connection, name) for name in MOVES_SESSIONS)
 
 
 def is_lost(connection: BaseDatabaseWrapper) -> bool:

@@ -164,6 +164,13 @@ def is_settled(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and connection.connection in _sessions
 
 
+def is_direct(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether this process holds its lock on the present session of ``connection``, so that
+    no pooler is in between. Asks no server.
+    """
+    return bool(is_settled(connection) and _sessions[connection.connection])
+
+
 def is_cut(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the other end of an idle session has closed it. Asks no server."""
     session = connection.connection

@@ -94,6 +94,15 @@ class Heart:
             if companion.next_turn(self._leases) is not None:
                 self._start()
 
+    def expect(self, companion: Companion, by: float) -> None:
+        """Give ``companion`` its turns, the next one at the latest at ``by`` (local clock) or soon
+        after: the thread is not woken if it wakes before that anyway.
+        """
+        with self._changed:
+            if companion not in self._companions:
+                self._companions.append(companion)
+            self._start(wake=by < self._wakes_at)
+
     def add(self, *leases: Holding) -> None:
         """Renew ``leases`` until they are removed or need no more heartbeats."""
         with self._changed:

@@ -21,9 +21,8 @@ from psycopg.adapt import Loader as PythonLoader
 from psycopg.postgres import types
 from psycopg.pq import Format
 
-from jobreaper import sql
 from jobreaper.base import table_fields
-from jobreaper.db import converters, sendable, sent, write_as_read
+from jobreaper.db import converters, rows_of, write_as_read
 
 M = TypeVar("M", bound=models.Model)
 
@@ -53,13 +52,10 @@ def instances(
     """
     names = [field.attname for field in table_fields(model)]
     key = None if without_job is None else names.index(model._meta.pk.attname)
-    with connection.cursor() as cursor:
-        # A handler may have changed it.
-        write_as_read(connection)
-        _adapt(cursor.adapters)
-        given = sendable(connection, params)
-        cursor.execute(*sent(connection, sql.without_comments(statement), given))
-        rows = cursor.fetchall()
+    connection.ensure_connection()
+    # A handler may have changed it.
+    write_as_read(connection)
+    rows = rows_of(connection, statement, params, _adapt)
     converters = _converters(model, connection.alias)
     make = partial(_made_plainly, model) if _is_made_plainly(model) else model.from_db
     found = []
@@ -131,10 +127,11 @@ def _made_plainly(model: type[M], alias: str, names: list[str], values: list[Any
     return made
 
 
-def _adapt(adapters: Any) -> None:
+def _adapt(cursor: Any) -> None:
     """Make a cursor parse equal times only once, because all times that one statement wrote are
     equal, and accept times that Python cannot represent.
     """
+    adapters = cursor.adapters
     for name in ("timestamptz", "timestamp", "date"):
         oid = types[name].oid
         adapters.register_loader(oid, _remembering(adapters.get_loader(oid, Format.TEXT)))

@@ -11,3 +11,6 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 
 # 0 is Celery's own way: a new connection for each task.
 CELERY_DB_REUSE_MAX = int(os.environ.get("DB_REUSE_MAX", "0"))
+
+# As in production: with DEBUG, Django keeps each query.
+DEBUG = False

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from celery import Celery
 
-from jobreaper.celery import declared
+from jobreaper.celery import declared, kept
 from jobreaper.models import Job
 from jobreaper.queue import unhandled
 from tests.celery.brokers import BROKERS, Queue, broker_url, celery_app, declare
@@ -99,3 +99,10 @@ def nothing_said_before() -> None:
     """What the dispatcher says once, it says in this test."""
     unhandled._reported.clear()
     declared.complain.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """No connection that a task of this test has put by is left."""
+    yield
+    kept.close_idle()

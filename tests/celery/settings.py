@@ -6,6 +6,9 @@ from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES
 from tests.settings import INSTALLED_APPS as WITHOUT_TASKS
 
+# With it, Django keeps every statement, and so none is prepared.
+DEBUG = False
+
 INSTALLED_APPS = [*WITHOUT_TASKS, "tests.celery"]
 
 CELERY_TASK_DEFAULT_QUEUE = os.environ["LEASED_TASKS_QUEUE"]
