@@ -64,6 +64,8 @@ class Bar:
     @property
     def outcome(self) -> Any:
         """How it ended, in a word."""
+        if _is_overdue(self.attempt):
+            return PARTS[REAPED]
         return _OUTCOMES.get(self.attempt.outcome, self.attempt.outcome)
 
     @property
@@ -137,7 +139,7 @@ def _span(end: datetime | None, begin: datetime | None) -> str:
 
 
 def _tone(attempt: Attempt) -> str:
-    if attempt.was_lost:
+    if _is_lost(attempt):
         return REAPED
     if attempt.outcome in (EventType.JOB_RETRIED, EventType.JOB_FAILED, EventType.ADMIN_FAILED):
         return "bad"
@@ -158,7 +160,12 @@ def _parts(attempt: Attempt, now: datetime) -> Iterator[tuple[str, datetime, dat
 
 
 def _is_lost(attempt: Attempt) -> bool:
-    return attempt.was_lost or (attempt.outcome is None and attempt.expired_at is not None)
+    return attempt.was_lost or _is_overdue(attempt)
+
+
+def _is_overdue(attempt: Attempt) -> bool:
+    """Return whether it runs on after the end of its lease, as far as anybody knows."""
+    return attempt.outcome is None and attempt.expired_at is not None
 
 
 def _drawn(attempt: Attempt, begin: datetime, end: datetime, now: datetime) -> SafeString:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django import forms
@@ -56,7 +57,9 @@ from jobreaper.tables import table_of
 NAMES: Final = ("stage", "type", "queue", "org_id")
 
 # What a job's page begins with.
-STATE: Final = ("status_badge", "stage", "lease", "locked_by", "attempts", "next_run", "trouble")
+STATE: Final = (
+    *("status_badge", "since", "stage", "lease", "locked_by", "attempts", "next_run", "trouble"),
+)
 
 # The layout of the protocol's fields on a job's page, one entry per line.
 LEASE_LINES: Final = (
@@ -105,6 +108,7 @@ class LeasedJobAdmin(LargeTableAdmin):
         "lease",
         "locked_by",
         "attempts",
+        "since",
         "next_run",
         "trouble",
     )
@@ -197,6 +201,17 @@ class LeasedJobAdmin(LargeTableAdmin):
     def attempts(self, job: Any) -> str:
         """Attempts started and attempts allowed."""
         return f"{job.attempt_count} / {job.max_attempts}"
+
+    @admin.display(description=gettext_lazy("since"), empty_value="-")
+    def since(self, job: Any) -> str | None:
+        """How long it has been as it is: due, claimed or ended."""
+        at = job.finished_at
+        if job.status in (Status.QUEUED, Status.PROCESSING):
+            is_queued = job.status == Status.QUEUED
+            at = job.next_earliest_run_at if is_queued else job.claimed_at
+        if not isinstance(at, datetime) or at > job.seen_at:
+            return None
+        return between(job.seen_at, at)
 
     @admin.display(description=gettext_lazy("not before"), empty_value="-")
     def next_run(self, job: Any) -> str | None:

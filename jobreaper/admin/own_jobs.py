@@ -11,6 +11,8 @@ from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
 from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -77,7 +79,11 @@ class JobAdmin(LeasedJobAdmin):
     """The ready-made job table."""
 
     form = JobForm
-    list_display = ("job", "type", *LeasedJobAdmin.list_display[1:], "org_id")
+    list_display = (
+        *("job", "what"),
+        *(name for name in LeasedJobAdmin.list_display[1:] if name != "stage"),
+        "org_id",
+    )
     list_filter: ClassVar[Any] = (*LeasedJobAdmin.list_filter, QueueFilter)
     formfield_overrides: ClassVar[Any] = {models.TextField: {"widget": AdminTextInputWidget}}
 
@@ -115,6 +121,13 @@ class JobAdmin(LeasedJobAdmin):
         """Return the fields that no form may write, with the beginning of the result."""
         fixed = super().get_readonly_fields(request, obj)
         return tuple("result_start" if name == "result" else name for name in fixed)
+
+    @admin.display(description=gettext_lazy("type"))
+    def what(self, job: Any) -> SafeString | str:
+        """The type, and the stage if that is another one."""
+        if job.stage in (None, job.type):
+            return str(job.type)
+        return format_html('{} <span class="jr-note">{}</span>', job.type, job.stage)
 
     @admin.display(description=gettext_lazy("result"), empty_value="-")
     def result_start(self, job: Any) -> str | None:

@@ -195,6 +195,12 @@ def _way_to_a_worker(job: JobFacts, around: Surroundings) -> Iterator[Reason]:
     due_for = words.between(job.seen_at, job.next_earliest_run_at or job.seen_at)
     stages = stages_elsewhere(around.table.model)
     if None in stages or job.stage in stages:
+        if around.here(WorkerKind.CELERY) == 0:
+            yield Reason(
+                Why.NO_WORKER,
+                _("No Celery worker is here."),
+                _("Start one: celery -A … worker."),
+            )
         yield _of_message(job)
     elif around.table.model is Job and around.here(WorkerKind.WORK, WorkerKind.FOREIGN) == 0:
         yield Reason(

@@ -85,7 +85,7 @@ def test_a_lease_without_end_says_so(superuser: Client) -> None:
     page = text(html(superuser, list_of(Job)))
     assert "live infinity left" in page
     assert "expired -infinity ago" in page
-    assert re.search(rf"{due.pk} queued clip - - 0 / 3 infinity", page)
+    assert re.search(rf"{due.pk} queued clip - - 0 / 3 - infinity", page)
 
 
 @pytest.mark.parametrize(

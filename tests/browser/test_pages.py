@@ -65,6 +65,22 @@ def test_every_page_can_be_read_by_everybody_at_any_width(open_page: Open) -> No
         page.context.close()
 
 
+@pytest.mark.usefixtures("lively_database")
+def test_every_page_can_be_read_from_right_to_left(open_page: Open, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "ar"
+    lost = QueueJob.objects.filter(status="processing", attempt_count=2)[0]
+    for size in ("wide", "phone"):
+        for address in (REAPER, page_of(lost)):
+            page = open_page(address, size=size)
+            assert page.locator("html").get_attribute("dir") == "rtl"
+            assert violations(page) == [], (address, size)
+            assert has_no_scroll_sideways(page), (address, size)
+            # Time runs as the text does: what is drawn for later is on the left.
+            drawn = page.locator(".jr-chart, .jr-attempt").first
+            assert drawn.evaluate("each => new DOMMatrix(getComputedStyle(each).transform).a") == -1
+            page.context.close()
+
+
 def columns_out_of_sight(page: Any) -> list[str]:
     """The last columns of a list that end beyond the window."""
     width = page.evaluate("window.innerWidth")

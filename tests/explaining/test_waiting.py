@@ -88,17 +88,23 @@ def test_a_row_that_cannot_be_written_says_why() -> None:
     assert "violates check constraint" in found.headline
 
 
-def test_no_worker_is_here_until_one_is() -> None:
+@pytest.mark.parametrize("kind", [WorkerKind.WORK, WorkerKind.CELERY])
+def test_no_worker_is_here_until_one_is(kind: WorkerKind) -> None:
+    others = {WorkerKind.WORK: WorkerKind.CELERY, WorkerKind.CELERY: WorkerKind.WORK}
+    is_for_celery = kind is WorkerKind.CELERY
     with override_settings(JOBREAPER={"PRESENCE_GRACE_SEC": "5s"}):
-        job = QueueJob.objects.create(type="unheard_of")
+        job = make_job() if is_for_celery else QueueJob.objects.create(type="unheard_of")
+        here = {"host": "w", "pid": 1, "version": "0", "is_direct": False}
+        Worker.objects.create(worker="w:1:a", kind=others[kind], **here)
         assert Why.NO_WORKER in codes(job)
-        Worker.objects.create(
-            worker="w:1:a", kind=WorkerKind.WORK, host="w", pid=1, version="0", is_direct=False
-        )
+        Worker.objects.create(worker="w:2:b", kind=kind, **here)
         assert Why.NO_WORKER not in codes(job)
 
 
 def test_a_job_with_nothing_in_its_way_is_in_line() -> None:
+    Worker.objects.create(
+        worker="w:1:a", kind=WorkerKind.CELERY, host="w", pid=1, version="0", is_direct=False
+    )
     found = jobreaper.explain(make_job(next_earliest_run_at=now() - timedelta(minutes=5)))
     [reason] = found.reasons
     assert not reason.blocks
