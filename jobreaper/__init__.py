@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobreaper.control.retention import prune
     from jobreaper.exceptions import (
         BadPayload,
+        BadProgress,
         BadResult,
         BadState,
         ConfigurationError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from jobreaper.explaining import Explanation, explain
     from jobreaper.identity import worker_id
     from jobreaper.policies import can_retry, get_backoff_delay_ms
+    from jobreaper.progress import TracksProgress
     from jobreaper.protocol.aio import ahold
     from jobreaper.protocol.claim import claim, claim_next, hold
     from jobreaper.protocol.lease import Lease
@@ -54,12 +56,14 @@ _HOMES = {
     "control.pauses": "pause resume",
     "control.retention": "prune",
     "exceptions": (
-        "BadPayload BadResult BadState ConfigurationError JobreaperError LeaseClosed LeaseLost "
-        "NotClaimed NotLeasable UnknownSchedule UnknownTable UnsupportedDatabase WorkerStopping"
+        "BadPayload BadProgress BadResult BadState ConfigurationError JobreaperError LeaseClosed "
+        "LeaseLost NotClaimed NotLeasable UnknownSchedule UnknownTable UnsupportedDatabase "
+        "WorkerStopping"
     ),
     "explaining": "Explanation explain",
     "identity": "worker_id",
     "policies": "can_retry get_backoff_delay_ms",
+    "progress": "TracksProgress",
     "protocol.aio": "ahold",
     "protocol.claim": "claim claim_next hold",
     "protocol.lease": "Lease",
@@ -75,6 +79,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 
 __all__ = [
     "BadPayload",
+    "BadProgress",
     "BadResult",
     "BadState",
     "ConfigurationError",
@@ -89,6 +94,7 @@ __all__ = [
     "NotClaimed",
     "NotLeasable",
     "PassResult",
+    "TracksProgress",
     "UnknownSchedule",
     "UnknownTable",
     "UnsupportedDatabase",

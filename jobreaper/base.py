@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from django.db import DatabaseError, models, router
@@ -16,6 +16,7 @@ from django.db.models.signals import class_prepared
 from django.utils.translation import gettext_lazy as _
 
 from jobreaper import conf, sql
+from jobreaper.progress import progress_fields
 from jobreaper.states import LeaseState, Status
 
 J = TypeVar("J", bound="LeasedJob")
@@ -32,20 +33,18 @@ def default_max_attempts() -> int:
 
 def own_field_names(model: type[models.Model]) -> list[str]:
     """Return the fields that ``save()`` may write: those that do not belong to the protocol."""
+    kept = protocol_fields(model)
     return [
         field.name
         for field in model._meta.concrete_fields
-        if field.name not in PROTOCOL_FIELDS and not field.primary_key and not field.generated
+        if not (field.name in kept or field.primary_key or field.generated)
     ]
 
 
-def table_fields(model: type[models.Model]) -> list[models.Field[Any, Any]]:
-    """Return the fields whose columns are in the model's own table. Statements of the protocol know
-    no other: those that multi-table inheritance keeps in a parent's table are read when they are
-    asked for, as deferred ones are.
-    """
-    own = (model._meta.concrete_model or model)._meta
-    return list(own.local_concrete_fields)
+@cache
+def protocol_fields(model: type[models.Model]) -> frozenset[str]:
+    """Return the fields that only the protocol writes."""
+    return PROTOCOL_FIELDS | progress_fields(model._meta.concrete_fields)
 
 
 class Digest(Func):
@@ -120,7 +119,11 @@ class LeasedJobQuerySet(models.QuerySet[J]):
         new job; an existing one keeps its own, as in ``save()``.
         """
         defaults = defaults or {}
-        own = {name: value for name, value in defaults.items() if name not in PROTOCOL_FIELDS}
+        own = {
+            name: value
+            for name, value in defaults.items()
+            if name not in protocol_fields(self.model)
+        }
         if create_defaults is None:
             create_defaults = defaults
         return super().update_or_create(own, create_defaults, **kwargs)
@@ -280,7 +283,7 @@ class LeasedJob(models.Model):
         self._lease = None
         if self.status == Status.PROCESSING:
             for field in self._meta.concrete_fields:
-                if field.name in PROTOCOL_FIELDS:
+                if field.name in protocol_fields(type(self)):
                     setattr(self, field.attname, field.get_default())
 
     def _do_update(
@@ -289,7 +292,8 @@ class LeasedJob(models.Model):
         # Every UPDATE of an instance goes through this method: in save(), in a fixture, in a
         # parent's table. Django 6 passes one more argument than 5.2.
         if not self._fields_are_named:
-            values = [value for value in values if value[0].name not in PROTOCOL_FIELDS]
+            kept = protocol_fields(type(self))
+            values = [value for value in values if value[0].name not in kept]
         updated = super()._do_update(base_qs, using, pk_val, values, *args)
         # Django would insert the row again. A job that has ended and been deleted since would run
         # once more.

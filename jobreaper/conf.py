@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -169,25 +169,15 @@ class Settings:
 
     @property
     def shortest_run_sec(self) -> float:
-        """The shortest lease or ``max_runtime`` that any stage has."""
-        deadlines = (p.max_runtime_sec for p in self.stages.values())
-        return min([self.shortest_lease_sec, *(sec for sec in deadlines if sec is not None)])
+        """The shortest lease, ``max_runtime`` or ``stall_after`` that any stage has."""
+        limits = [(p.max_runtime_sec, p.stall_after_sec) for p in self.stages.values()]
+        given = [sec for both in limits for sec in both if sec is not None]
+        return min([self.shortest_lease_sec, *given])
 
-
-_STAGE_PARSERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = MappingProxyType(
-    {
-        "lease": ("lease_sec", values.positive_duration),
-        "sla_factor": ("sla_factor", values.factor),
-        "max_runtime": ("max_runtime_sec", values.optional(values.positive_duration)),
-        "backoff": ("backoff_ms", values.backoff),
-        "on_expiry": ("on_expiry", values.on_expiry),
-        "max_reaps": ("max_reaps", values.optional(values.count)),
-        "ttl": ("ttl_sec", values.optional(values.positive_duration)),
-        "max_running": ("max_running", values.optional(values.count)),
-        "queue": ("queue", values.optional(values.text)),
-        "priority": ("priority", values.optional(values.priority)),
-    }
-)
+    @property
+    def stages_that_stall(self) -> list[str]:
+        """The stages that have a ``stall_after``."""
+        return sorted(s for s, policy in self.stages.items() if policy.stall_after_sec is not None)
 
 
 def _own(key: tuple[str]) -> tuple[str]:
@@ -213,10 +203,10 @@ def _read_stage(
     changes: dict[str, Any] = {}
     for key, raw in given.items():
         where = f"JOBREAPER['{STAGES}'][{stage!r}]"
-        if key not in _STAGE_PARSERS:
-            reader.unknown(where, key, _STAGE_PARSERS)
+        if key not in values.STAGE_PARSERS:
+            reader.unknown(where, key, values.STAGE_PARSERS)
             continue
-        attribute, parse = _STAGE_PARSERS[key]
+        attribute, parse = values.STAGE_PARSERS[key]
         try:
             changes[attribute] = parse(raw)
         except ValueError as error:

@@ -81,6 +81,10 @@ class BadResult(JobreaperError, ValueError):
     """A job's result is not JSON or too large, or its table has no column for it."""
 
 
+class BadProgress(JobreaperError, ValueError):
+    """What ``Lease.progress()`` got is no progress, or the job's table has no columns for it."""
+
+
 class JobCancelled(JobreaperError):
     """A job was cancelled, or failed by hand: in the errors of a task's result."""
 

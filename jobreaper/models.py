@@ -14,11 +14,12 @@ from jobreaper.base import Digest as Digest  # migrations look for it here
 from jobreaper.base import LeasedJob, LeaseIndex, index_by_kind
 from jobreaper.ids import new_id
 from jobreaper.metering import JobEventQuerySet
+from jobreaper.progress import TracksProgress
 from jobreaper.states import DEFAULT_QUEUE, Status, Trigger, WorkerKind
 from jobreaper.tracecontext import current_traceparent
 
 
-class Job(LeasedJob):
+class Job(TracksProgress, LeasedJob):
     """A ready-made job table for teams without one. ``jobreaper.enqueue`` creates its rows."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)

@@ -35,6 +35,7 @@ class StagePolicy:
     lease_sec: float = 300.0
     sla_factor: float = 0.0
     max_runtime_sec: float | None = None
+    stall_after_sec: float | None = None
     backoff_ms: tuple[int, ...] = DEFAULT_BACKOFF_MS
     on_expiry: OnExpiry = OnExpiry.REQUEUE
     max_reaps: int | None = None

@@ -17,8 +17,8 @@ job_retried, job_failed     lease, details (``fail_code``, ``fail_reason``, ``du
 job_released                lease, details
 jobs_claimed                leases (that ``manage.py work`` took with one statement)
 jobs_finished               leases (that it finished with one statement)
-lease_lost                  lease, reason (``"heartbeat"``, ``"clock"`` or ``"deadline"``), status,
-                            epoch
+lease_lost                  lease, reason (``"heartbeat"``, ``"clock"``, ``"deadline"`` or
+                            ``"stalled"``), status, epoch
 stale_write_rejected        lease, verb, status, epoch
 ending_refused              lease, verb, error (of the database, which refuses to write the end of
                             this job of a group; the lease runs out)

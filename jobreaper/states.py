@@ -58,6 +58,7 @@ class EventType(StrEnum):
     REAPER_FAILED_TIMEOUT = "reaper:failed(timeout)"
     REAPER_FAILED_POISON = "reaper:failed(poison)"
     REAPER_FAILED_DEADLINE = "reaper:failed(deadline)"
+    REAPER_FAILED_STALLED = "reaper:failed(stalled)"
     JOB_ENQUEUED = "job:enqueued"
     JOB_CARRIED_OVER = "job:carried_over"
     JOB_WORKER_LOST = "job:worker_lost"
@@ -92,6 +93,8 @@ class Counted(StrEnum):
     FAILURES = "failures"
     LOST_AND_REQUEUED = "lost_and_requeued"
     LOST_AND_FAILED = "lost_and_failed"
+    # Jobs taken back, each with its reason behind this.
+    TAKEN_BACK = "taken_back:"
     STALE_WRITES = "stale_writes"
     SCANS = "scans"
     CLEAN_SCANS = "clean_scans"
@@ -105,6 +108,7 @@ class FailCode(StrEnum):
     TIMEOUT = "timeout"
     POISON = "poison"
     DEADLINE = "deadline"
+    STALLED = "stalled"
     WORKER_LOST = "worker_lost"
 
 
@@ -113,6 +117,8 @@ class Reason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     DEADLINE = "deadline"
+    # Its worker sent heartbeats and reported no progress for its stage's stall_after.
+    STALLED = "stalled"
     WORKER_LOST = "worker_lost"
     # It had been told to stop, and was killed before it could give its jobs back.
     WORKER_STOPPED = "worker_stopped"
@@ -141,6 +147,8 @@ class Why(StrEnum):
     RUNNING = "running"
     SILENT = "silent"
     EXPIRED = "expired"
+    STALLED = "stalled"
+    PROGRESS = "progress"
     NO_LEASE = "no_lease"
     HELD = "held"
     NO_REAPER = "no_reaper"

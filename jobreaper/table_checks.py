@@ -9,9 +9,11 @@ from django.core.checks import CheckMessage
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from jobreaper import conf
 from jobreaper.base import LeasedJob
 from jobreaper.db import postgresql_among
 from jobreaper.findings import check, database_check, error, warning
+from jobreaper.progress import PROGRESS_FIELDS
 from jobreaper.schema import functions
 from jobreaper.states import OnExpiry, Status
 from jobreaper.tables import JobTable, job_tables
@@ -80,6 +82,23 @@ def check_adopted_tables() -> Iterator[CheckMessage]:
                 "Name the columns in register(columns={…}) or add them"
                 + ("" if table.reclaim_only else NO_LEASES)
                 + ".",
+                table.model,
+            )
+
+
+@check
+def check_stalling() -> Iterator[CheckMessage]:
+    """Report W029: a stage has a ``stall_after``, and a table has no fields for progress."""
+    stages = conf.present()[0].stages_that_stall
+    for table in job_tables():
+        if stages and table.can_be_leased and not table.tracks_progress:
+            yield warning(
+                "W029",
+                f"STAGES has a stall_after for {', '.join(map(repr, stages))}, which has no effect "
+                f"on jobs of {table.name!r}: it does not have the fields "
+                f"{', '.join(PROGRESS_FIELDS)}.",
+                "Let the model inherit from jobreaper.TracksProgress too, and migrate; or silence "
+                "this if the table has no jobs of such a stage.",
                 table.model,
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from os import PathLike
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from jobreaper.policies import LONGEST_MS, NAMED_BACKOFFS_MS
 from jobreaper.states import OnExpiry
@@ -254,3 +254,21 @@ def token(value: object) -> str | None:
 def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:
     """Return a parser that accepts ``None`` and otherwise calls ``parse``."""
     return lambda value: None if value is None else parse(value)
+
+
+# The keys of a stage in ``STAGES``: the attribute of its policy, and what reads it.
+STAGE_PARSERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = MappingProxyType(
+    {
+        "lease": ("lease_sec", positive_duration),
+        "sla_factor": ("sla_factor", factor),
+        "max_runtime": ("max_runtime_sec", optional(positive_duration)),
+        "stall_after": ("stall_after_sec", optional(positive_duration)),
+        "backoff": ("backoff_ms", backoff),
+        "on_expiry": ("on_expiry", on_expiry),
+        "max_reaps": ("max_reaps", optional(count)),
+        "ttl": ("ttl_sec", optional(positive_duration)),
+        "max_running": ("max_running", optional(count)),
+        "queue": ("queue", optional(text)),
+        "priority": ("priority", optional(priority)),
+    }
+)

@@ -50,8 +50,8 @@ def verdict(
     """Return what the reaper does to an expired lease.
 
     ``reap_count`` is the count before this reap. A stage with ``max_reaps`` budgets lost workers
-    apart from failed attempts. A worker that overran its deadline was not lost, so that budget does
-    not apply to a deadline.
+    apart from failed attempts. A worker that overran its deadline, or whose job stalled, was not
+    lost, so that budget does not apply.
     """
     code = {
         Reason.LEASE_EXPIRED: FailCode.TIMEOUT,
@@ -61,7 +61,7 @@ def verdict(
         return Verdict(Status.FAILED, code, False)
     if reason is Reason.WORKER_STOPPED:
         return Verdict(Status.QUEUED, None, True)
-    if policy.max_reaps is not None and reason is not Reason.DEADLINE:
+    if policy.max_reaps is not None and reason not in (Reason.DEADLINE, Reason.STALLED):
         if reap_count + 1 >= policy.max_reaps:
             return Verdict(Status.FAILED, FailCode.POISON, False)
         return Verdict(Status.QUEUED, None, True)

@@ -91,6 +91,7 @@ _OUTCOMES: Final[dict[EventType | None, Any]] = {
     EventType.REAPER_FAILED_TIMEOUT: gettext_lazy("lost, and failed"),
     EventType.REAPER_FAILED_POISON: gettext_lazy("lost, and failed"),
     EventType.REAPER_FAILED_DEADLINE: gettext_lazy("too long, and failed"),
+    EventType.REAPER_FAILED_STALLED: gettext_lazy("stalled, and failed"),
     EventType.JOB_CANCELLED: gettext_lazy("cancelled"),
     EventType.ADMIN_REQUEUED: gettext_lazy("requeued by hand"),
     EventType.ADMIN_FAILED: gettext_lazy("failed by hand"),

@@ -35,6 +35,7 @@ from jobreaper.admin.job_page import bars, explanation_of, links, shown_parts
 from jobreaper.admin.keys import FILTERS, key_in_events, key_of, list_filters
 from jobreaper.admin.large import LargeTableAdmin
 from jobreaper.admin.permissions import may
+from jobreaper.admin.progress import ProgressColumn
 from jobreaper.admin.readable import unread_fields
 from jobreaper.admin.timeline import events_url, timeline
 from jobreaper.admin.verbs import (
@@ -58,7 +59,8 @@ NAMES: Final = ("stage", "type", "queue", "org_id")
 
 # What a job's page begins with.
 STATE: Final = (
-    *("status_badge", "since", "stage", "lease", "locked_by", "attempts", "next_run", "trouble"),
+    *("status_badge", "since", "stage", "lease", "progress_now", "locked_by", "attempts"),
+    *("next_run", "trouble"),
 )
 
 # The layout of the protocol's fields on a job's page, one entry per line.
@@ -86,7 +88,7 @@ def _ended(request: HttpRequest) -> str | None:
     return chosen if chosen in (Status.SUCCESS, Status.FAILED, Status.CANCELLED) else None
 
 
-class LeasedJobAdmin(LargeTableAdmin):
+class LeasedJobAdmin(ProgressColumn, LargeTableAdmin):
     """The admin of a ``LeasedJob``. Subclass it for your own job tables, including adopted ones
     that have the fields and words of a ``LeasedJob``.
 

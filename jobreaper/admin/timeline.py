@@ -21,6 +21,7 @@ from jobreaper.admin.databases import DATABASE, databases
 from jobreaper.admin.readable import Unread, with_any_value
 from jobreaper.admin.words import badge, duration, milliseconds, moment, shortened, timestamp
 from jobreaper.db import LONGEST_TEXT
+from jobreaper.explaining.reported import in_words
 from jobreaper.models import JobEvent
 from jobreaper.states import EventType
 from jobreaper.tables import JobTable
@@ -33,6 +34,7 @@ _WHAT: Final[dict[str, tuple[Any, str]]] = {
     EventType.REAPER_FAILED_TIMEOUT: (_("The reaper failed the job: its lease ran out"), "bad"),
     EventType.REAPER_FAILED_POISON: (_("The reaper failed the job: it lost every worker"), "bad"),
     EventType.REAPER_FAILED_DEADLINE: (_("The reaper failed the job: past its deadline"), "bad"),
+    EventType.REAPER_FAILED_STALLED: (_("The reaper failed the job: it got nowhere"), "bad"),
     EventType.JOB_ENQUEUED: (_("The job was enqueued"), "plain"),
     EventType.JOB_CARRIED_OVER: (_("The job was carried over from another queue"), "plain"),
     EventType.JOB_WORKER_LOST: (_("The worker was lost"), "late"),
@@ -64,6 +66,8 @@ _FACTS: Final[dict[str, tuple[Any, Callable[[object], str]]]] = {
     "locked_by": (_("worker"), shortened),
     "duration_ms": (_("worked for"), milliseconds),
     "overdue_ms": (_("overdue by"), milliseconds),
+    "progress": (_("progress"), in_words),
+    "progress_at": (_("last progress"), moment),
     "next_earliest_run_at": (_("not before"), moment),
     "from_status": (_("was"), shortened),
     "verb": (_("rejected"), shortened),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from django_tasks.utils import normalize_json
 
     AnyTask = Task[..., Any]
+    AnyTaskResult = TaskResult[Any]
 else:
     _root, _base, _backends, _exceptions, _signals = (
         import_module(f"{PACKAGE}{module}")
@@ -30,9 +31,9 @@ else:
     task_backends = _root.task_backends
     BaseTaskBackend = _backends.BaseTaskBackend
     Task, TaskContext, TaskError = _base.Task, _base.TaskContext, _base.TaskError
-    # Django's own is not generic.
-    AnyTask = Task
     TaskResult, TaskResultStatus = _base.TaskResult, _base.TaskResultStatus
+    # Django's own are not generic.
+    AnyTask, AnyTaskResult = Task, TaskResult
     normalize_json = _base.normalize_json
     InvalidTask, InvalidTaskBackend = (
         getattr(_exceptions, name, None) or getattr(_exceptions, f"{name}Error")
@@ -44,6 +45,7 @@ else:
 
 __all__ = [
     "AnyTask",
+    "AnyTaskResult",
     "BaseTaskBackend",
     "InvalidTask",
     "InvalidTaskBackend",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,17 +12,17 @@ from django.utils.dateparse import parse_datetime
 from django.utils.module_loading import import_string
 
 from jobreaper.backend.compat import (
+    AnyTaskResult,
     InvalidTask,
     InvalidTaskBackend,
     Task,
     TaskError,
-    TaskResult,
     TaskResultStatus,
 )
 from jobreaper.exceptions import JobCancelled, JobreaperError, LeaseLost
 from jobreaper.models import JobEvent
 from jobreaper.states import DEFAULT_QUEUE, EventType, Status
-from jobreaper.tables import JobTable
+from jobreaper.tables import JobTable, table_of
 
 STATUSES: Final = {
     Status.QUEUED: TaskResultStatus.READY,
@@ -39,6 +39,7 @@ _WORKER_LOST: Final = {
     EventType.REAPER_FAILED_TIMEOUT,
     EventType.REAPER_FAILED_POISON,
     EventType.REAPER_FAILED_DEADLINE,
+    EventType.REAPER_FAILED_STALLED,
     EventType.JOB_WORKER_LOST,
 }
 _BY_HAND: Final = {
@@ -49,6 +50,29 @@ _BY_HAND: Final = {
 # What another queue had done with a job before it was carried over.
 _BEFORE: Final = EventType.JOB_CARRIED_OVER
 ENDS: Final = [*_FAILED, *_WORKER_LOST, *_BY_HAND, _BEFORE, EventType.JOB_FINISHED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(AnyTaskResult):
+    """A result that also says how far the job is: what it reported last (``done``, and perhaps
+    ``total`` and ``note``), and when that was new.
+    """
+
+    progress: dict[str, Any] | None = None
+    progress_at: datetime | None = None
+
+    def refresh(self) -> None:
+        """Read the job once more."""
+        self._become(self.task.get_backend().get_result(self.id))
+
+    async def arefresh(self) -> None:
+        """Read the job once more."""
+        self._become(await self.task.get_backend().aget_result(self.id))
+
+    def _become(self, other: Any) -> None:
+        for own in fields(self):
+            if own.name != "task":
+                object.__setattr__(self, own.name, getattr(other, own.name))
 
 
 def events_of(table: JobTable, job: Any) -> Sequence[JobEvent]:
@@ -69,7 +93,8 @@ def result_of(job: Any, task: Task[..., Any], alias: str, events: Iterable[JobEv
     elif attempts and not begun:
         # The workers of all attempts were lost.
         begun.append(job.last_heartbeat_at)
-    result: TaskResult[Any] = TaskResult(
+    tracks = table_of(type(job)).tracks_progress
+    result = JobResult(
         task=task,
         id=str(job.pk),
         status=STATUSES[Status(job.status)],
@@ -82,6 +107,8 @@ def result_of(job: Any, task: Task[..., Any], alias: str, events: Iterable[JobEv
         backend=alias,
         errors=[error for event in events if (error := error_of(event.type, event.details))],
         worker_ids=worker_ids,
+        progress=job.progress if tracks else None,
+        progress_at=job.progress_at if tracks else None,
     )
     object.__setattr__(result, "_return_value", getattr(job, "result", None))
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 from inspect import iscoroutinefunction
 from typing import Any, Final
@@ -39,6 +40,19 @@ logger = logging.getLogger(__name__)
 
 # The results of the tasks that run in this process, for the signals at their ends.
 _running: Final[WeakKeyDictionary[Lease, Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext(TaskContext):
+    """What a task with ``takes_context`` gets: besides what it gets from every backend, the lease
+    of its job.
+    """
+
+    lease: Lease
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Report how far the task is, as ``Lease.progress()`` does."""
+        self.lease.progress(done, total, note)
 
 
 def is_of_task(job: Any) -> bool:
@@ -130,7 +144,7 @@ def _plain_handler(task: Task[..., Any]) -> Handler:
     def run(job: Any, lease: Lease) -> Any:
         result = _begin(job, lease, task)
         task_started.send(_sender(result), task_result=result)
-        returned = task.func(*_arguments(task, result), **result.kwargs)
+        returned = task.func(*_arguments(task, result, lease), **result.kwargs)
         return _checked(lease, result, returned)
 
     return run
@@ -140,7 +154,7 @@ def _async_handler(task: Task[..., Any]) -> Handler:
     async def run(job: Any, lease: Lease) -> Any:
         result = await sync_to_async(_begin)(job, lease, task)
         await task_started.asend(_sender(result), task_result=result)
-        returned = await task.func(*_arguments(task, result), **result.kwargs)
+        returned = await task.func(*_arguments(task, result, lease), **result.kwargs)
         return await sync_to_async(_checked)(lease, result, returned)
 
     return run
@@ -155,8 +169,8 @@ def _begin(job: Any, lease: Lease, task: Task[..., Any]) -> Any:
     return result
 
 
-def _arguments(task: Task[..., Any], result: Any) -> list[Any]:
-    context = [TaskContext(task_result=result)] if task.takes_context else []
+def _arguments(task: Task[..., Any], result: Any, lease: Lease) -> list[Any]:
+    context = [JobContext(task_result=result, lease=lease)] if task.takes_context else []
     return [*context, *result.args]
 
 

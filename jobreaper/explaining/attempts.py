@@ -26,6 +26,7 @@ _TAKEN: Final = (
     EventType.REAPER_FAILED_TIMEOUT,
     EventType.REAPER_FAILED_POISON,
     EventType.REAPER_FAILED_DEADLINE,
+    EventType.REAPER_FAILED_STALLED,
     EventType.JOB_WORKER_LOST,
 )
 _BY_HAND: Final = (

@@ -22,8 +22,8 @@ from jobreaper.tables import JobTable, table_of
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a job waits, runs or has ended, what happens next (``next_at``: when, if known), and its
-    attempts.
+    """Why a job waits, runs or has ended, what happens next (``next_at``: when, if known), its
+    attempts, and what it has reported with ``Lease.progress()``, when.
     """
 
     table: str
@@ -34,6 +34,8 @@ class Explanation:
     next: str
     next_at: datetime | None
     attempts: list[Attempt]
+    progress: Any = None
+    progress_at: datetime | None = None
 
     @property
     def headline(self) -> str:
@@ -60,6 +62,8 @@ class Explanation:
             "next": self.next,
             "next_at": self.next_at.isoformat() if self.next_at else None,
             "attempts": [attempt.as_dict() for attempt in self.attempts],
+            "progress": self.progress,
+            "progress_at": self.progress_at.isoformat() if self.progress_at else None,
         }
 
     def __str__(self) -> str:
@@ -107,7 +111,9 @@ def _explained(job: JobFacts, around: Surroundings, attempts: list[Attempt]) -> 
     reasons = reasons_of(job, around)
     text, at = _next(job, around, reasons)
     return Explanation(
-        around.table.name, job.pk, job.status, job.stage, reasons, text, at, attempts
+        *(around.table.name, job.pk, job.status, job.stage, reasons, text, at, attempts),
+        progress=job.progress,
+        progress_at=job.progress_at,
     )
 
 

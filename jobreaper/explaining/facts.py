@@ -60,6 +60,10 @@ class JobFacts(NamedTuple):
     finished_at: datetime | None
     fail_code: str | None
     fail_reason: str | None
+    # What it reported last, in this attempt or, once that has ended, in the last one.
+    progress: Any
+    progress_at: datetime | None
+    stalls_at: datetime | None
     seen_at: datetime
     locked: Locked | None
     pk: Any
@@ -131,6 +135,7 @@ def _facts(table: JobTable, ids: list[Any]) -> list[JobFacts]:
         found.append(
             as_read._replace(
                 status=words.get(as_read.status, as_read.status),
+                progress=None if as_read.progress is None else json.loads(as_read.progress),
                 locked=None if locked is None else Locked(**json.loads(locked)),
             )
         )

@@ -12,11 +12,12 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from jobreaper import conf
 from jobreaper.base import LATE_AFTER_BEATS
-from jobreaper.explaining import words
+from jobreaper.explaining import reported, words
 from jobreaper.explaining.facts import MOST_NAMED, JobFacts, Surroundings, running_within
 from jobreaper.models import Job
 from jobreaper.queue.handlers import handlers, stages_elsewhere
 from jobreaper.states import FailCode, Status, Verb, Why, WorkerKind
+from jobreaper.states import Reason as TakenFor
 
 
 @dataclass(frozen=True)
@@ -248,9 +249,7 @@ def _processing(job: JobFacts, around: Surroundings) -> Iterator[Reason]:
     if ends_at is not None and ends_at >= job.seen_at:
         yield _under_lease(job, ends_at, holder)
     elif ends_at is not None:
-        said = _("Its lease ran out %(ago)s ago; %(worker)s was last seen %(span)s ago.")
-        ago = words.between(job.seen_at, ends_at)
-        yield Reason(Why.EXPIRED, said % {**holder, "ago": ago}, _remedy_of_reaping(around))
+        yield _expired(job, around, {**holder, "ago": words.between(job.seen_at, ends_at)})
     elif around.table.can_be_leased and job.pk not in around.verdicts:
         said = _("It runs without a lease; %(worker)s was last seen %(span)s ago.")
         yield Reason(
@@ -264,10 +263,40 @@ def _processing(job: JobFacts, around: Surroundings) -> Iterator[Reason]:
     else:
         said = _("%(worker)s runs it, and was last seen %(span)s ago.")
         yield Reason(Why.RUNNING, said % holder, blocks=False)
+    yield from _progress(job)
     if job.pk in around.verdicts or (ends_at is not None and ends_at < job.seen_at):
         yield from _in_the_reapers_way(job, around)
     yield from _refused(job, around, Verb.REAP)
     yield from _locked(job)
+
+
+def _expired(job: JobFacts, around: Surroundings, named: dict[str, Any]) -> Reason:
+    verdict = around.verdicts.get(job.pk)
+    if verdict is not None and verdict.reason == TakenFor.STALLED:
+        said = _(
+            "It stalled %(ago)s ago: it has reported nothing new for the stall_after of its stage, "
+            "although %(worker)s was last seen %(span)s ago."
+        )
+        return Reason(Why.STALLED, said % named, _remedy_of_reaping(around))
+    said = _("Its lease ran out %(ago)s ago; %(worker)s was last seen %(span)s ago.")
+    return Reason(Why.EXPIRED, said % named, _remedy_of_reaping(around))
+
+
+def _progress(job: JobFacts) -> Iterator[Reason]:
+    """Yield how far a running job is, and when it has stalled."""
+    said = []
+    if job.progress is not None:
+        named = {"far": reported.in_words(job.progress), "span": "?"}
+        if job.progress_at is not None:
+            named["span"] = words.between(job.seen_at, job.progress_at)
+        said.append(_("It has reported %(far)s, %(span)s ago.") % named)
+    if job.stalls_at is not None and job.stalls_at >= job.seen_at:
+        left = words.between(job.seen_at, job.stalls_at)
+        said.append(
+            _("It counts as stalled in %(left)s unless it reports something new.") % {"left": left}
+        )
+    if said:
+        yield Reason(Why.PROGRESS, " ".join(said), blocks=False)
 
 
 def _under_lease(job: JobFacts, ends_at: datetime, holder: dict[str, Any]) -> Reason:
@@ -356,6 +385,10 @@ _REMEDIES: Final[dict[str, Any]] = {
     ),
     FailCode.DEADLINE: gettext_lazy(
         "It ran longer than its stage's max_runtime: raise that, or split the job."
+    ),
+    FailCode.STALLED: gettext_lazy(
+        "Its worker was alive, and it reported nothing new for its stage's stall_after. Its last "
+        "report says where it hangs."
     ),
     FailCode.WORKER_LOST: gettext_lazy(
         "Its worker died in the middle and no attempt was left: see what killed the worker, "

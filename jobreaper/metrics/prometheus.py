@@ -32,7 +32,7 @@ from jobreaper.identity import local_clock
 from jobreaper.metrics.readings import Askers, Reading
 from jobreaper.metrics.schedules import Schedules
 from jobreaper.reaper import totals
-from jobreaper.states import Counted, Status, WorkerKind, WorkerState
+from jobreaper.states import Counted, Reason, Status, WorkerKind, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,11 @@ class _Page:
             "jobreaper_worker_lost",
             "Jobs taken back at once from a worker that was seen to die.",
             labels=[*_BY_STAGE, "outcome"],
+        )
+        self.taken_back = CounterMetricFamily(
+            "jobreaper_taken_back",
+            "Jobs taken back from their workers, by reason.",
+            labels=["table", "reason"],
         )
         self.stale_writes = CounterMetricFamily(
             "jobreaper_stale_writes", "Rejected writes of stale workers.", labels=["table"]
@@ -190,6 +195,9 @@ class _Page:
                     (Counted.LOST_AND_FAILED, self.worker_lost, ["failed"]),
                 ):
                     family.add_metric([table, stage, *outcome], counts[name, table, stage])
+            for reason in Reason:
+                number = counts[f"{Counted.TAKEN_BACK}{reason}", table, ""]
+                self.taken_back.add_metric([table, reason], number)
             self.stale_writes.add_metric([table], counts[Counted.STALE_WRITES, table, ""])
             self.scans.add_metric(
                 [table],

@@ -27,7 +27,7 @@ from jobreaper.db import (
 )
 from jobreaper.exceptions import LeaseLost
 from jobreaper.identity import local_clock
-from jobreaper.protocol import heartbeat
+from jobreaper.protocol import heartbeat, progress
 from jobreaper.protocol.claim import take
 from jobreaper.protocol.ending import (
     SIGNALS,
@@ -270,6 +270,7 @@ def _values(verb: str, runs: list[Run], params: Params) -> dict[str, Any]:
         "waited_ms": array_of(run.waited_ms for run in runs),
         "ran_ms": array_of(run.ran_ms for run in runs),
         "session": runs[0].holding.session,
+        "reports": progress.last_reports([run.holding for run in runs]),
         "details": verb != "finish" or signals.wanted_one_by_one(signals.job_finished),
     }
 

@@ -30,7 +30,8 @@ from jobreaper.db import (
 )
 from jobreaper.exceptions import LeaseClosed, LeaseLost, OpenTransaction
 from jobreaper.protocol import heartbeat
-from jobreaper.protocol.holding import Holding, Phase
+from jobreaper.protocol.holding import Holding
+from jobreaper.protocol.phases import Phase
 from jobreaper.states import EventType
 
 logger = logging.getLogger("jobreaper.leases")
@@ -158,6 +159,7 @@ def send(
             "worker": holding.worker,
             "waited_ms": holding.waited_ms,
             "session": holding.session,
+            "report": holding.report,
         },
     )
     if written:

@@ -112,6 +112,13 @@ class Heart:
             # Waking the thread for each of many short jobs would cost more than their leases.
             self._start(wake=self._next_beat < self._wakes_at)
 
+    def beat_by(self, at: float) -> None:
+        """Send the next heartbeat at ``at`` (local clock, seconds) if it would come later."""
+        with self._changed:
+            if self._leases and at < self._next_beat:
+                self._next_beat = max(at, local_clock() + SHORTEST_WAIT_SEC)
+                self._start(wake=self._next_beat < self._wakes_at)
+
     def remove(self, *leases: Holding) -> None:
         """Stop renewing ``leases``."""
         with self._changed:

@@ -6,10 +6,9 @@ Users see a ``Lease``. Heartbeats, groups of leases, logs and traces use its ``H
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakValueDictionary, ref
 
@@ -17,42 +16,19 @@ from jobreaper import signals
 from jobreaper.db import ANY_SESSION, without_details
 from jobreaper.exceptions import LeaseLost, WorkerStopping
 from jobreaper.identity import local_clock
+from jobreaper.protocol.phases import TRANSITIONS, Phase
 from jobreaper.states import Status
 
 if TYPE_CHECKING:
     from jobreaper.tables import JobTable
 
 
-class Phase(Enum):
-    """The phase of a lease, as far as this process knows."""
-
-    # As far as known, nobody has taken it away.
-    HELD = "held"
-    # A verb's statement is on its way.
-    ENDING = "ending"
-    # Ended in a transaction that may still be rolled back.
-    CLOSING = "closing"
-    # Finished, failed or released.
-    ENDED = "ended"
-    # Taken away, or it has run out.
-    LOST = "lost"
-
-
-# A verb may be tried on a lost lease: the database decides, and if the loss was concluded from the
-# local clock, the lease may still exist.
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.HELD: frozenset({Phase.ENDING, Phase.LOST}),
-    Phase.ENDING: frozenset({Phase.HELD, Phase.CLOSING, Phase.ENDED, Phase.LOST}),
-    Phase.CLOSING: frozenset({Phase.HELD, Phase.ENDED, Phase.LOST}),
-    Phase.LOST: frozenset({Phase.ENDING}),
-    Phase.ENDED: frozenset(),
-}
-
 _WHY_LOST: Final = {
     "heartbeat": "it was taken away",
     "superseded": "this worker has claimed the job once more under the same epoch",
     "clock": "its time ran out, and no heartbeat has renewed it",
     "deadline": "the max_runtime of its stage is over",
+    "stalled": "it has made no progress for the stall_after of its stage",
 }
 
 
@@ -64,6 +40,8 @@ class Beat(NamedTuple):
     expires_at: datetime | None
     status: str | None
     epoch: int | None
+    # Of a table that tracks progress.
+    stalls_at: datetime | None = None
 
 
 class Holding:
@@ -100,9 +78,11 @@ class Holding:
         "phase",
         "pk",
         "raised",
+        "report",
         "result",
         "session",
         "stage",
+        "stalls_at",
         "table",
         "waited_ms",
         "withdrawal",
@@ -158,6 +138,10 @@ class Holding:
         self.raised: BaseException | None = None
         # What the job's function returned, as JSON, for the statement that finishes the job.
         self.result: str | None = None
+        # What its function has reported and no heartbeat has carried yet, as JSON; and when the job
+        # counts as stalled, by the database's clock, as of the last heartbeat.
+        self.report: str | None = None
+        self.stalls_at = table.stalls_at(job)
         # Whether the job may have a state that is deleted when it is finished.
         self.has_state = False
         # How long the job waited for its turn in this process after the claim.
@@ -295,6 +279,7 @@ class Holding:
         if beat.remaining_sec is not None:
             self._runs_out_at = sent_at + beat.remaining_sec
             self.expires_at = beat.expires_at
+            self.stalls_at = beat.stalls_at
         elif beat.status in self.table.words[Status.PROCESSING]:
             # Locked by a transaction, and ours according to the database.
             self._runs_out_at = max(self._runs_out_at, sent_at + self.length_sec)
@@ -326,10 +311,21 @@ class Holding:
             return self._deadline
         return max(self._deadline, self._runs_out_at)
 
+    @property
+    def _ends_by_stalling(self) -> bool:
+        return self.stalls_at is not None and self.expires_at == self.stalls_at
+
+    @property
+    def stalls_by(self) -> float | None:
+        """When the lease ends on the local clock, if that is when the job counts as stalled."""
+        return self._runs_out_at if self._ends_by_stalling else None
+
     def _verdict_of_clock(self) -> tuple[str, str]:
         # No lease lasts beyond its deadline, so an end at the deadline was known before.
         if self.expires_at == self.table.deadline(self.job):
             return "deadline", _WHY_LOST["deadline"]
+        if self._ends_by_stalling:
+            return "stalled", _WHY_LOST["stalled"]
         if not self._claim_is_visible:
             return "clock", "its claim was not committed in time, and no heartbeat could renew it"
         if self._missed is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from jobreaper import conf, signals
 from jobreaper.db import retrying
 from jobreaper.policies import LONGEST_MS
-from jobreaper.protocol import checkpoint, heartbeat, outcome
+from jobreaper.protocol import checkpoint, heartbeat, outcome, progress
 from jobreaper.protocol.awaited import to_its_end
 from jobreaper.protocol.ending import end, failure, refusal
 from jobreaper.protocol.holding import Holding
@@ -131,6 +131,33 @@ class Lease:
             connection = table.connection(holding.alias)
             retrying(connection, lambda _: heartbeat.beat(connection, table, [holding]))
         self.check()
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Report how far the job is. It sends no query: the next heartbeat carries the last report,
+        so you can call it in a tight loop, and in a coroutine. It also does what ``check()`` does.
+
+        In a stage with a ``stall_after``, the job has stalled if it reports nothing new for so
+        long. A report that says the same as the last one is nothing new.
+
+        Args:
+            done: how much is done, from 0; it may be more than ``total``.
+            total: of how much, if that is known.
+            note: what the job is doing, at most 200 characters; the rest is cut.
+
+        Raises:
+            BadProgress: a number is negative, not finite or too large, or the table does not have
+                the fields of ``TracksProgress``.
+            LeaseLost: the lease is lost: stop, and write nothing for this job.
+            LeaseClosed: it was finished, failed or released.
+            WorkerStopping: the worker cannot wait any longer, and gives the job back.
+        """
+        holding = self._holding
+        if holding.is_closed:
+            raise refusal(holding, "report progress of")
+        self.check()
+        by = progress.note(holding, done, total, note)
+        if by is not None:
+            heartbeat.heart.beat_by(by)
 
     @property
     def state(self) -> dict[str, Any] | None:

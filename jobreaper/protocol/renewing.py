@@ -23,6 +23,7 @@ from jobreaper.db import (
     may_be_a_rows_fault,
 )
 from jobreaper.identity import local_clock
+from jobreaper.protocol import progress
 from jobreaper.protocol.holding import Beat, Holding, holding_of
 from jobreaper.tables import JobTable
 
@@ -87,13 +88,16 @@ def _beat_part(
     session: str,
 ) -> list[Beat] | None:
     sent_at = local_clock()
+    reports = progress.to_carry(table.tracks_progress, leases)
+    statement, carried = progress.statement_of(reports)
     rows = fetch(
-        table.statement("heartbeat"),
+        table.statement(statement),
         {
             "ids": [lease.key for lease in leases],
             "epochs": [lease.epoch for lease in leases],
             "workers": [lease.worker for lease in leases],
             "policies": conf.settings().policies_json,
+            **carried,
         },
         lock_timeout_sec=LOCK_TIMEOUT_SEC,
         statement_timeout_sec=STATEMENT_TIMEOUT_SEC,
@@ -104,6 +108,7 @@ def _beat_part(
     beats = [Beat(*row) for row in rows]
     for lease, outcome in zip(leases, beats, strict=True):
         lease.beaten(outcome, sent_at)
+    progress.carried(reports, leases, beats)
     return beats
 
 

@@ -21,8 +21,8 @@ from psycopg.adapt import Loader as PythonLoader
 from psycopg.postgres import types
 from psycopg.pq import Format
 
-from jobreaper.base import table_fields
 from jobreaper.db import converters, rows_of, write_as_read
+from jobreaper.tables.shape import table_fields
 
 M = TypeVar("M", bound=models.Model)
 

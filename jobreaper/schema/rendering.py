@@ -13,6 +13,7 @@ from psycopg.sql import Literal as SqlLiteral
 from jobreaper import conf, sql
 from jobreaper.base import LATE_AFTER_BEATS
 from jobreaper.db import MOST_NAMED_ROWS
+from jobreaper.progress import LARGEST_NUMBER, LONGEST_NOTE
 from jobreaper.schema.objects import Installed
 from jobreaper.schema.place import Place
 from jobreaper.states import Trigger, Verb
@@ -28,6 +29,7 @@ LONGEST_NAME: Final = 63
 _ARGUMENTS: Final = {
     "claim": "(text, int, text[], {})",
     "heartbeat": "({}, text, bigint)",
+    "progress": "({}, text, bigint, float8, float8, text)",
     "finish": "({}, text, bigint)",
     "release": "({}, text, bigint)",
     "fail": "({}, text, bigint, text, text)",
@@ -35,8 +37,11 @@ _ARGUMENTS: Final = {
     "reclaim_heartbeat": "({}, text)",
 }
 
-# The names of these arguments, for the functions that end an attempt.
+# The names of some of these arguments.
 _PARAMETERS: Final = {
+    "heartbeat": "job_id {id_type}, worker text, epoch bigint DEFAULT NULL",
+    "progress": "job_id {id_type}, worker text, epoch bigint, done float8, "
+    "total float8 DEFAULT NULL, note text DEFAULT NULL",
     "finish": "job_id {id_type}, worker text, epoch bigint DEFAULT NULL",
     "release": "job_id {id_type}, worker text, epoch bigint DEFAULT NULL",
     "fail": "job_id {id_type}, worker text, epoch bigint, code text, reason text",
@@ -64,6 +69,8 @@ _BEAT: Final = {
     "ids": "ARRAY[{function}.job_id]",
     "epochs": "ARRAY[held_epoch]",
     "workers": "ARRAY[{function}.worker]",
+    "progress": "ARRAY[jsonb_strip_nulls(jsonb_build_object('done', {function}.done, 'total', "
+    f"{{function}}.total, 'note', left({{function}}.note, {LONGEST_NOTE})))::text]",
 }
 _ENDING: Final = {
     "id": "{function}.job_id",
@@ -79,6 +86,7 @@ _ENDING: Final = {
     "exception": "NULL",
     "traceback": "NULL",
     "result": "NULL",
+    "report": "NULL",
     "retry": "true",
     "delay_sec": "NULL::float8",
 }
@@ -130,6 +138,8 @@ class Maker:
             return
         yield self._claim()
         yield self._heartbeat()
+        if self.table.tracks_progress:
+            yield self._progress()
         for verb in ("finish", "release", "fail"):
             yield self._ending(verb)
         yield self._reap(policy_rows=self.policy_rows)
@@ -146,6 +156,7 @@ class Maker:
             )
             parts = statements.leased_parts(self.table, policy_rows=policy_rows)
             parts["late_after_sec"] = SqlLiteral(late_after_sec)
+            parts["progress_columns"] = statements.progress_columns(self.table)
             watched = sql.compose("fragments/watched_leases", parts)
         else:
             parts = statements.reclaim_parts(self.table)
@@ -155,6 +166,7 @@ class Maker:
                 parts["last_seen_at"] = SQL("to_timestamp(extract(epoch FROM {}))").format(
                     parts["last_seen_at"]
                 )
+            parts["progress_columns"] = statements.progress_columns(self.table)
             watched = sql.compose("fragments/watched_limits", parts)
         # Twice, and not one view on the other, so that each can be created again by itself.
         yield self._view("stale_monitor", "stale", {"watched": watched, "shown": SQL("true")})
@@ -198,9 +210,20 @@ class Maker:
 
     def _heartbeat(self) -> Installed:
         name = self._name("heartbeat")
-        beat = statements.leased(self.table, "heartbeat", policy_rows=self.policy_rows)
-        parts = {**self._leased_parts(name), "statement": self._inside(beat, _BEAT, name)}
-        return self._function("heartbeat", "heartbeat", parts)
+        return self._beating("heartbeat", "heartbeat", self._leased_parts(name))
+
+    def _progress(self) -> Installed:
+        parts = self._leased_parts(self._name("progress"))
+        parts["largest_number"] = SqlLiteral(LARGEST_NUMBER)
+        parts["checked"] = sql.compose("fragments/checked_progress", parts)
+        return self._beating("progress", "heartbeat_with_progress", parts)
+
+    def _beating(self, verb: str, statement: str, parts: statements.Parts) -> Installed:
+        beat = statements.leased(self.table, statement, policy_rows=self.policy_rows)
+        parts = {"checked": SQL(""), **parts}
+        parts["statement"] = self._inside(beat, _BEAT, self._name(verb))
+        parts["parameters"] = SQL(_PARAMETERS[verb]).format(**parts)
+        return self._function(verb, "heartbeat", parts)
 
     def _ending(self, verb: str) -> Installed:
         name = self._name(verb)
@@ -293,7 +316,7 @@ class Maker:
             "time_zone": SqlLiteral(self.time_zone),
         }
         source = sql.plain(f"functions/{file}", {**parts, **fixed})
-        arguments = _ARGUMENTS.get(file) or _ARGUMENTS[verb]
+        arguments = _ARGUMENTS[file if file == "reclaim_heartbeat" else verb]
         return Installed("FUNCTION", name, source, arguments.format(statements.id_type(self.table)))
 
     def _view(self, suffix: str, file: str, parts: Mapping[str, Composable]) -> Installed:

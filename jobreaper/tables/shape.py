@@ -19,8 +19,9 @@ from django.db.models.expressions import Col
 from psycopg.sql import Composable, Identifier
 
 from jobreaper import conf
-from jobreaper.base import PROTOCOL_COLUMNS, index_by_kind, table_fields
+from jobreaper.base import PROTOCOL_COLUMNS, index_by_kind
 from jobreaper.db import connection_for, converters, in_words
+from jobreaper.progress import progress_fields
 from jobreaper.sql import OWN_TABLES
 from jobreaper.states import AttemptsCounted, OnExpiry, Status
 
@@ -36,6 +37,9 @@ EXTRA_FIELDS: Final[Mapping[str, tuple[type[models.Field[Any, Any]], ...]]] = Ma
         "priority": (models.IntegerField, models.FloatField, models.DecimalField),
         "queue": (models.CharField, models.TextField),
         "result": (models.JSONField,),
+        "progress": (models.JSONField,),
+        "progress_at": (models.DateTimeField,),
+        "stalls_at": (models.DateTimeField,),
         "org_id": (models.Field,),
         "dedupe_key": (models.CharField, models.TextField, models.UUIDField),
         "created_at": (models.DateTimeField,),
@@ -43,12 +47,21 @@ EXTRA_FIELDS: Final[Mapping[str, tuple[type[models.Field[Any, Any]], ...]]] = Ma
 )
 
 # What is installed in the database for a table, each with its own name.
-FUNCTIONS: Final = ("claim", "heartbeat", "finish", "release", "fail", "reap")
+FUNCTIONS: Final = ("claim", "heartbeat", "progress", "finish", "release", "fail", "reap")
 VIEWS: Final = ("stale_monitor", "stale_validation", "reclaim_history")
 
 LeaseValues = tuple[int, str | None, int, datetime | None]
 
 OWN_WORDS: Final = MappingProxyType({status: (status.value,) for status in Status})
+
+
+def table_fields(model: type[models.Model]) -> list[models.Field[Any, Any]]:
+    """Return the fields whose columns are in the model's own table. Statements of the protocol know
+    no other: those that multi-table inheritance keeps in a parent's table are read when they are
+    asked for, as deferred ones are.
+    """
+    own = (model._meta.concrete_model or model)._meta
+    return list(own.local_concrete_fields)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -227,6 +240,17 @@ class Shape:
         store something else than JSON.
         """
         return type(self.extras.get("result")) is models.JSONField
+
+    @cached_property
+    def tracks_progress(self) -> bool:
+        """Whether it has the fields for what a job's function reports, and so for stalled jobs."""
+        return self.can_be_leased and bool(progress_fields(table_fields(self.model)))
+
+    def stalls_at(self, job: models.Model) -> datetime | None:
+        """Return when a claimed job counts as stalled, as far as Python can represent it."""
+        own = self.extras["stalls_at"].attname if self.tracks_progress else ""
+        at: datetime | None = vars(job).get(own)
+        return at
 
     def kind(self, job: models.Model) -> str:
         """Return by what the handler of a claimed job is looked up: its type or, in a table without

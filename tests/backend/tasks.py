@@ -91,3 +91,15 @@ def wait_at_first(context: Any) -> int:
         print("waiting", flush=True)
         threading.Event().wait(600)
     return int(context.attempt)
+
+
+@task(takes_context=True)
+def report(context: Any, done: int, total: int) -> str:
+    context.progress(done, total)
+    return "reported"
+
+
+@task(takes_context=True)
+async def areport(context: Any, done: int, total: int) -> str:
+    context.progress(done, total)
+    return "reported"

@@ -41,6 +41,17 @@ def reaped(job: dict[str, Any], **changes: Any) -> None:
     jobreaper.reap([Job], hold=False)
 
 
+def stalled() -> None:
+    lease = jobreaper.claim(ReadyMade, jobreaper.enqueue("mail", max_attempts=1).pk)
+    assert lease is not None
+    ReadyMade.objects.update(
+        claimed_at=now() - timedelta(hours=1),
+        stalls_at=now() - timedelta(seconds=1),
+        lease_expires_at=now() - timedelta(seconds=1),
+    )
+    jobreaper.reap([ReadyMade], hold=False)
+
+
 def rejected() -> None:
     lease = claimed()
     jobreaper.cancel(Job, [lease.pk], by="ann")
@@ -93,6 +104,7 @@ WRITE: Final[dict[EventType, Callable[[], object]]] = {
     EventType.REAPER_REQUEUED: lambda: reaped({}),
     EventType.REAPER_FAILED_TIMEOUT: lambda: reaped({"max_attempts": 1}),
     EventType.REAPER_FAILED_DEADLINE: lambda: reaped({"max_attempts": 1}, deadline_at=PAST),
+    EventType.REAPER_FAILED_STALLED: stalled,
     EventType.REAPER_FAILED_POISON: lambda: reaped({"stage": "cursed"}),
     EventType.ADMIN_RUN_NOW: lambda: jobreaper.run_now(ReadyMade, [for_later().pk], by="ann"),
     EventType.ADMIN_REQUEUED: lambda: jobreaper.requeue(Job, [claimed().pk], by="ann"),

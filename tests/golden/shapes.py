@@ -93,6 +93,7 @@ def queue(table: JobTable) -> Texts:
     """Everything for the ready-made queue."""
     yield from leased(table)
     yield "claim_by_kind", table.statement("claim_by_kind")
+    yield "heartbeat_with_progress", table.statement("heartbeat_with_progress")
     for name in ("enqueue", "enqueue_many"):
         for dedupe in (None, *Dedupe):
             text = enqueueing._statement(name, dedupe)

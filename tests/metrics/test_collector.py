@@ -32,6 +32,7 @@ CONTRACT = {
     "jobreaper_leases": ("gauge", {"table", "state"}),
     "jobreaper_oldest_due_age_seconds": ("gauge", {"table"}),
     "jobreaper_refused_rows": ("gauge", {"table"}),
+    "jobreaper_taken_back": ("counter", {"table", "reason"}),
     "jobreaper_stale_writes": ("counter", {"table"}),
     "jobreaper_workers": ("gauge", {"kind", "state"}),
     "jobreaper_worker_lost": ("counter", {"table", "stage", "outcome"}),

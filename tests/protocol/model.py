@@ -8,7 +8,7 @@ from typing import Any
 
 from jobreaper import Lease, conf, policies
 from jobreaper.policies import StagePolicy
-from jobreaper.protocol.holding import Phase
+from jobreaper.protocol.phases import Phase
 from jobreaper.states import EventType, Reason, Status
 from tests import oracle
 from tests.protocol.ways import TERMINAL_EVENTS

@@ -16,7 +16,8 @@ from jobreaper.identity import local_clock
 from jobreaper.protocol import ending
 from jobreaper.protocol.batch import Run, finish_group
 from jobreaper.protocol.heartbeat import Heart, beat
-from jobreaper.protocol.holding import TRANSITIONS, Beat, Holding, Phase, holding_of
+from jobreaper.protocol.holding import Beat, Holding, holding_of
+from jobreaper.protocol.phases import TRANSITIONS, Phase
 from jobreaper.states import Status
 from jobreaper.tables import table_of
 from project.media.models import Job

@@ -17,7 +17,7 @@ from jobreaper.protocol.batch import (
     finish_group,
     release_group,
 )
-from jobreaper.protocol.holding import Phase
+from jobreaper.protocol.phases import Phase
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.rows import Rows, Sql, ago

@@ -28,7 +28,8 @@ import jobreaper
 from jobreaper import Lease, LeaseClosed, LeaseLost
 from jobreaper.protocol.batch import Ending, Run, fail_group, finish_group, release_group
 from jobreaper.protocol.heartbeat import beat
-from jobreaper.protocol.holding import Phase, holding_of
+from jobreaper.protocol.holding import holding_of
+from jobreaper.protocol.phases import Phase
 from jobreaper.states import EventType
 from project.media.models import Job
 from tests.protocol.model import JOBREAPER, WORKERS, ModelLease

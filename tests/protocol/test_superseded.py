@@ -8,7 +8,8 @@ from django.db import connection, transaction
 from jobreaper import Lease, LeaseLost, claim, claim_next, signals
 from jobreaper.protocol.batch import Run, fail_group, finish_group, release_group
 from jobreaper.protocol.heartbeat import beat
-from jobreaper.protocol.holding import Phase, holding_of
+from jobreaper.protocol.holding import holding_of
+from jobreaper.protocol.phases import Phase
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.rows import Rows, Sql

@@ -36,6 +36,20 @@ def write_ledger(job: Any, lease: Any) -> None:
         lease.finish()
 
 
+@job_handler("crawl")
+def crawl(job: Any, lease: Any) -> None:
+    """Hang in the first attempt; in the next ones get on for longer than a job may stall."""
+    steps = job.payload["steps"]
+    for done in range(steps):
+        lease.progress(done, steps, f"step {done}")
+        if lease.epoch == 1 and done == 2:
+            print("hangs", flush=True)
+            while True:
+                time.sleep(0.05)
+        time.sleep(0.1)
+    lease.progress(steps, steps, "whole")
+
+
 def _loop() -> None:
     while True:
         pass

@@ -24,6 +24,7 @@ def work(database_url: str, tmp_path: Path) -> Iterator[Start]:
         *options: str,
         lease_sec: float = 2,
         max_runtime_sec: float | None = None,
+        stall_after_sec: float | None = None,
         program: tuple[str, ...] = ("manage.py",),
         settings: str = "tests.queue.settings",
     ) -> Child:
@@ -35,6 +36,8 @@ def work(database_url: str, tmp_path: Path) -> Iterator[Start]:
         }
         if max_runtime_sec is not None:
             environment["MAX_RUNTIME_SEC"] = str(max_runtime_sec)
+        if stall_after_sec is not None:
+            environment["STALL_AFTER_SEC"] = str(stall_after_sec)
         log = tmp_path / f"work-{len(children)}.log"
         child = Child([*program, "work", *options], environment, log)
         children.append(child)

@@ -12,7 +12,8 @@ from jobreaper.db import fetch
 from jobreaper.protocol import batch, ending
 from jobreaper.protocol.batch import claim_group, finish_group, release_group
 from jobreaper.protocol.heartbeat import beat
-from jobreaper.protocol.holding import Holding, Phase
+from jobreaper.protocol.holding import Holding
+from jobreaper.protocol.phases import Phase
 from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.races.rivals import Rivals

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
-from jobreaper import conf
+from jobreaper import conf, values
 from jobreaper.conf import Settings
 from jobreaper.exceptions import ConfigurationError
 from jobreaper.policies import StagePolicy
@@ -291,7 +291,7 @@ keys = st.sampled_from([*conf.DICT_KEYS, "X_SLA_FACTOR"]) | st.text(max_size=9) 
 
 
 options = st.dictionaries(
-    st.sampled_from(sorted(conf._STAGE_PARSERS)) | st.text(max_size=9), plausible, max_size=3
+    st.sampled_from(sorted(values.STAGE_PARSERS)) | st.text(max_size=9), plausible, max_size=3
 )
 
 

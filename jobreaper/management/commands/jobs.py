@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 from jobreaper.control import by_hand
 from jobreaper.explaining import explain
 from jobreaper.explaining.facts import JobFacts, facts_of
+from jobreaper.explaining.reported import in_words
 from jobreaper.explaining.words import shortened, timestamp
 from jobreaper.management.commands.explain import job_with_key
 from jobreaper.management.options import (
@@ -128,8 +129,8 @@ class Command(OwnCommand):
             said = {**_as_dict(facts), "explanation": found.as_dict()}
             self.stdout.write(json.dumps(said, default=str))
             return
-        for name, value in _as_dict(facts).items():
-            if value is not None:
+        for name, value in {**_as_dict(facts), "progress": in_words(facts.progress)}.items():
+            if value not in (None, ""):
                 self.stdout.write(f"{name + ':':<22} {value}")
         self.stdout.write(str(found))
 

@@ -4,6 +4,7 @@
 ended AS (
     UPDATE {table} AS job
        SET {changes}
+           {last_report}
            {unlock}
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM attempt))
     RETURNING job.{id}
@@ -53,6 +54,7 @@ failed AS (
            {fail_code} = left(verdict.fail_code, {longest_fail_code}),
            {fail_reason} = left(coalesce(verdict.fail_reason, {no_fail_reason}),
                                 {longest_fail_reason}),
+           {last_report}
            {unlock}
       FROM verdict
      WHERE job.{id} = verdict.id
@@ -92,4 +94,5 @@ happened (job_id, type, details) AS (
 {claimed_at} = NULL,
 {lease_expires_at} = NULL,
 {deadline_at} = NULL,
+{no_stall}
 {dispatched_at} = NULL

@@ -6,6 +6,7 @@ SELECT policy.stage,
        policy.lease_sec,
        policy.sla_factor,
        policy.max_runtime_sec * interval '1 second' AS max_runtime,
+       policy.stall_after_sec * interval '1 second' AS stall_after,
        policy.backoff_ms,
        policy.on_expiry,
        policy.max_reaps,
@@ -15,7 +16,7 @@ SELECT policy.stage,
 
 -- name: policy_columns
 stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8
+stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8
 
 
 -- name: backoff

@@ -41,6 +41,10 @@ counted AS (
            LEAST(coalesce(sum(overdue_ms), 0) * 1000, {largest})
       FROM reaped
      GROUP BY requeues, left(coalesce(stage, ''), {longest_name})
+     UNION ALL
+    SELECT {taken_back} || reason, {table_name}, '', count(*), 0
+      FROM reaped
+     GROUP BY reason
 )
 
 

@@ -3,7 +3,7 @@
 -- name: seen_by_lease
 -- When each worker was last seen, by the leases that it holds, and within how many seconds it should
 -- have been seen again: half a lease, or one and a half heartbeat intervals. Seconds, because they may
--- be infinite. A deadline ends the lease of a healthy worker.
+-- be infinite. A deadline ends the lease of a healthy worker, and so does a job that has stalled.
 SELECT job.{locked_by}::text AS worker,
        seen.at AS seen_at,
        LEAST((extract(epoch FROM job.{lease_expires_at}::timestamptz)
@@ -19,6 +19,7 @@ SELECT job.{locked_by}::text AS worker,
    AND job.{lease_expires_at} IS NOT NULL
    AND (job.{deadline_at} <= job.{lease_expires_at}
         AND job.{lease_expires_at} < statement_timestamp()) IS NOT TRUE
+   {unless_stalled}
 
 
 -- name: seen_by_limit

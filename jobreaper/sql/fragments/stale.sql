@@ -62,7 +62,8 @@ SELECT job.{id}::text AS job_id,
        coalesce(job.{lease_expires_at}, seen.at + policy.ttl) AS ends_at,
        CASE WHEN isfinite(job.{lease_expires_at}) AND isfinite(seen.at)
             THEN job.{lease_expires_at} - seen.at ELSE policy.ttl END AS allowed,
-       make_interval(secs => {late_after_sec}) AS late_after
+       make_interval(secs => {late_after_sec}) AS late_after,
+       {progress_columns}
   FROM {table} AS job
   JOIN policies AS policy ON {policy_of_row}
  CROSS JOIN LATERAL (
@@ -79,7 +80,8 @@ SELECT {key_as_text} AS job_id,
        {last_seen_at} AS last_seen_at,
        {last_seen_at} + limits.ttl AS ends_at,
        limits.ttl AS allowed,
-       limits.ttl / 2 AS late_after
+       limits.ttl / 2 AS late_after,
+       {progress_columns}
   FROM {table} AS job
   LEFT JOIN ({limits}) AS limits ON {limit_of_job}
  WHERE {is_processing}

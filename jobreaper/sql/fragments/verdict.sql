@@ -11,7 +11,9 @@ coalesce(job.{lease_epoch}, 0) AS lease_epoch,
 job.{claimed_at} AS claimed_at,
 job.{last_heartbeat_at} AS last_heartbeat_at,
 job.{lease_expires_at} AS lease_expires_at,
-job.{deadline_at} AS deadline_at
+job.{deadline_at} AS deadline_at,
+{lost_progress}
+{is_stalled} AS is_stalled
 
 
 -- name: verdicts
@@ -95,10 +97,12 @@ verdict AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                        WHEN job.deadline_at <= job.lease_expires_at THEN {deadline}
+                       WHEN job.is_stalled THEN {stalled}
                        ELSE {lease_expired} END AS reason
            ) AS why
      CROSS JOIN LATERAL (
-           SELECT policy.max_reaps IS NOT NULL AND why.reason <> {deadline} AS counts_reaps,
+           SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ({deadline}, {stalled})
+                      AS counts_reaps,
                   CASE why.reason WHEN {lease_expired} THEN {timeout}
                                   WHEN {worker_stopped} THEN {worker_lost}
                                   ELSE why.reason END AS code

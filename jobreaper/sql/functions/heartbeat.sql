@@ -1,5 +1,5 @@
--- Renew a lease; false means that it is lost.
-CREATE OR REPLACE FUNCTION {name}(job_id {id_type}, worker text, epoch bigint DEFAULT NULL)
+-- Renew a lease, and record how far the job is if that is told; false means that it is lost.
+CREATE OR REPLACE FUNCTION {name}({parameters})
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = {search_path}
@@ -11,6 +11,7 @@ DECLARE
     {held_epoch};
     beat record;
 BEGIN
+    {checked}
     {statement}
     INTO beat;
     RETURN coalesce(beat.held AND beat.epoch = held_epoch, false);

@@ -11,6 +11,7 @@ claimed AS (
     UPDATE {table} AS job
        SET {status} = {processing},
            {touched}
+           {begins_unreported}
            {locked_by} = %(worker)s,
            {claimed_at} = statement_timestamp(),
            {last_heartbeat_at} = statement_timestamp()

@@ -2,7 +2,8 @@
 --
 -- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
 -- says that the lease stands. An epoch below that of the lease means that the claim is not
--- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+-- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it; nor does a job
+-- that gets nowhere, because none lasts beyond the time at which it has stalled.
 WITH policies AS MATERIALIZED (
     {policies}
 ),
@@ -11,6 +12,7 @@ lease AS MATERIALIZED (
       FROM unnest(%(ids)s::{id_type}[], %(epochs)s::bigint[], %(workers)s::text[])
            WITH ORDINALITY AS lease (id, epoch, worker, place)
 ),
+{reported}
 reachable AS MATERIALIZED (
     SELECT job.{id} AS id
       FROM {table} AS job
@@ -22,11 +24,12 @@ reachable AS MATERIALIZED (
 renewed AS (
     UPDATE {table} AS job
        SET {last_heartbeat_at} = statement_timestamp(),
+           {carries}
            {lease_expires_at} = {renewed_end}
       FROM policies AS policy
      WHERE job.{id} = ANY (ARRAY(SELECT id FROM reachable))
        AND {policy_of_row}
-    RETURNING job.{id} AS id, job.{lease_expires_at} AS lease_expires_at
+    RETURNING job.{id} AS id, job.{lease_expires_at} AS lease_expires_at{stalls_at_returned}
 )
 SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
                     AND job.{locked_by}::text = lease.worker
@@ -35,7 +38,7 @@ SELECT coalesce({is_processing} AND job.{lease_epoch} = lease.epoch
            AS lease_remaining_sec,
        renewed.lease_expires_at,
        job.{status} AS status,
-       job.{lease_epoch} AS epoch
+       job.{lease_epoch} AS epoch{stalls_at_renewed}
   FROM lease
   LEFT JOIN renewed ON renewed.id = lease.id
   LEFT JOIN {table} AS job ON job.{id} = lease.id

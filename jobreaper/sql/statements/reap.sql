@@ -12,6 +12,7 @@ happened (job_id, type, details) AS (
                WHEN {timeout} THEN {reaper_failed_timeout}
                WHEN {poison} THEN {reaper_failed_poison}
                WHEN {deadline} THEN {reaper_failed_deadline}
+               WHEN {stalled} THEN {reaper_failed_stalled}
                ELSE {reaper_requeued} END,
            jsonb_build_object(
                'reason', reaped.reason,
@@ -24,6 +25,7 @@ happened (job_id, type, details) AS (
                    to_char(reaped.last_heartbeat_at AT TIME ZONE 'UTC', {iso_utc}),
                'lease_expires_at', to_char(reaped.lease_expires_at AT TIME ZONE 'UTC', {iso_utc}),
                'overdue_ms', reaped.overdue_ms,
+               {progress_details}
                'reaper', %(reaper)s::text,
                'next_earliest_run_at', CASE WHEN reaped.requeues THEN
                    to_char(reaped.run_again_at AT TIME ZONE 'UTC', {iso_utc}) END)

@@ -13,5 +13,5 @@ SELECT event.at,
   FROM {job_events} AS event
  WHERE event."table" = {table_name}
    AND event.type IN ({reaper_requeued}, {reaper_failed_timeout}, {reaper_failed_poison},
-                      {reaper_failed_deadline}, {job_worker_lost})
+                      {reaper_failed_deadline}, {reaper_failed_stalled}, {job_worker_lost})
  ORDER BY event.id DESC

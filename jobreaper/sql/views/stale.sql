@@ -17,6 +17,9 @@ SELECT *
                     WHEN watched.ends_at IS NULL AND watched.allowed IS NULL THEN 'no limit'
                     WHEN watched.last_seen_at IS NULL THEN 'unknown'
                     WHEN watched.last_seen_at < now() - watched.late_after THEN 'late'
-                    ELSE 'healthy' END AS state
+                    ELSE 'healthy' END AS state,
+               watched.progress,
+               watched.progress_at,
+               watched.stalls_at
           FROM ({watched}) AS watched) AS monitor
  WHERE {shown}

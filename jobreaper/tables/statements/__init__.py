@@ -4,7 +4,12 @@ A ``.sql`` file in ``jobreaper/sql/`` says what a verb does. The functions here 
 words and conditions. ``tests/golden/`` contains the complete texts.
 """
 
-from jobreaper.tables.statements.explaining import job_facts, running_within, some_of
+from jobreaper.tables.statements.explaining import (
+    job_facts,
+    progress_columns,
+    running_within,
+    some_of,
+)
 from jobreaper.tables.statements.metrics import oldest_due_age, plan, scrape, totals
 from jobreaper.tables.statements.overview import count_of_status, stages_in_line, stuck
 from jobreaper.tables.statements.parts import (
@@ -57,6 +62,7 @@ __all__ = [
     "oldest_due_age",
     "one_pass",
     "plan",
+    "progress_columns",
     "quiet",
     "reclaim_parts",
     "running_within",

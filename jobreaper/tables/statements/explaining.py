@@ -7,6 +7,7 @@ from typing import Final
 from psycopg.sql import SQL, Composable, Identifier
 
 from jobreaper import sql
+from jobreaper.progress import PROGRESS_FIELDS
 from jobreaper.tables.shape import Shape
 from jobreaper.tables.statements.parts import (
     attempts,
@@ -35,6 +36,7 @@ def job_facts(table: Shape) -> str:
         "key_as_text": key_as_text(keys),
         "read_type": _extra(table, "type"),
         "read_queue": _extra(table, "queue"),
+        **{f"read_{name}": _of_progress(table, name) for name in PROGRESS_FIELDS},
         "read_attempt_count": counted,
         **{f"read_{part}": read(table, part, "text") for part in _TEXTS},
         **{f"read_{part}": read(table, part, "timestamptz") for part in _TIMES},
@@ -48,6 +50,20 @@ def _extra(table: Shape, name: str) -> Composable:
     if name not in table.extras:
         return SQL("NULL::text")
     return SQL("job.{}::text").format(Identifier(str(table.extras[name].column)))
+
+
+def _of_progress(table: Shape, name: str) -> Composable:
+    kind = SQL("text" if name == "progress" else "timestamptz")
+    if not table.tracks_progress:
+        return SQL("NULL::{}").format(kind)
+    return SQL("job.{}::{}").format(Identifier(str(table.extras[name].column)), kind)
+
+
+def progress_columns(table: Shape) -> Composable:
+    """Return the columns of what a job has reported, NULL in a table that does not have them."""
+    columns = [_of_progress(table, name) for name in PROGRESS_FIELDS]
+    named = zip(columns, map(Identifier, PROGRESS_FIELDS), strict=True)
+    return SQL(",\n").join([SQL("{} AS {}").format(*pair) for pair in named])
 
 
 def running_within(table: Shape, limit: str) -> str:

@@ -9,10 +9,10 @@ from django.db import models
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from jobreaper import sql
-from jobreaper.base import table_fields
 from jobreaper.db import SUPPRESSED
 from jobreaper.states import FailCode, Status, Verb
-from jobreaper.tables.shape import Shape
+from jobreaper.tables.shape import Shape, table_fields
+from jobreaper.tables.statements import progress
 
 Parts = dict[str, Composable]
 
@@ -46,6 +46,7 @@ def leased_parts(table: Shape, **overriding: Composable) -> Parts:
     parts["policy_rows"] = SQL("jsonb_to_recordset(%(policies)s::jsonb) AS policy ({})").format(
         sql.compose("fragments/policy_columns", {})
     )
+    parts |= progress.of_table(table, parts)
     parts |= overriding
     fragments = ("policies", "unlock", "chosen", "session_now", "in_session")
     return {**with_fragments(parts, *fragments), **overriding}

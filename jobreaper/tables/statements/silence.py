@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Composable, Literal
 
 from jobreaper import sql
 from jobreaper.tables.shape import Shape
-from jobreaper.tables.statements.parts import Parts, common_parts, with_fragments
+from jobreaper.tables.statements.parts import Parts, leased_parts, with_fragments
 from jobreaper.tables.statements.reaper import reclaim_parts
 
 # Two may well die together; that three do is worth a second look.
@@ -44,5 +44,5 @@ def decision(is_new: Composable = _IS_NEW) -> Parts:
 
 def _seen(table: Shape) -> Composable:
     if table.can_be_leased:
-        return with_fragments(common_parts(table), "recently", "seen_by_lease")["seen_by_lease"]
+        return with_fragments(leased_parts(table), "recently", "seen_by_lease")["seen_by_lease"]
     return with_fragments(reclaim_parts(table), "recently", "seen_by_limit")["seen_by_limit"]

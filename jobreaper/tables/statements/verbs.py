@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 from jobreaper import sql
 from jobreaper.states import Counted, EventType, Verb
 from jobreaper.tables.shape import Shape
-from jobreaper.tables.statements import due
+from jobreaper.tables.statements import due, progress
 from jobreaper.tables.statements.due import Which
 from jobreaper.tables.statements.parts import (
     Parts,
@@ -33,6 +33,8 @@ _ERRORS: Final = SQL(
     "       %(exceptions)s::text[], %(tracebacks)s::text[])\n"
     "    AS error (id, fail_code, fail_reason, exception, traceback) ON error.id = job.id"
 )
+
+_FROM_CLAIM: Final = SQL("statement_timestamp() + policy.max_runtime")
 
 # A process may have two leases of a job, of which only the later one counts.
 _JOBS_OF: Final = SQL("(SELECT DISTINCT id FROM {}) AS job")
@@ -58,7 +60,7 @@ def _claim(table: Shape, parts: Parts, *, limited: bool = False, which: Which = 
         **_with_claimed_columns(parts),
         "due": due.to_claim(table, parts, limited=limited, which=which),
         "lease_end": _lease_end(
-            _lease_length(parts), SQL("statement_timestamp() + policy.max_runtime")
+            _lease_length(parts), SQL("{}{}").format(_FROM_CLAIM, parts["stall_from_claim"])
         ),
         "all_written": all_written("claimed", of=SQL("due")),
         "look": SQL(""),
@@ -100,12 +102,17 @@ def _with_claimed_columns(parts: Parts) -> Parts:
     return {"claimed_columns": SQL("{},\n{}").format(parts["columns"], remaining), **parts}
 
 
-def _heartbeat(_: Shape, parts: Parts) -> str:
+def _heartbeat(table: Shape, parts: Parts, *, carries: bool = False) -> str:
     deadline = SQL("job.{}").format(parts["deadline_at"])
+    if carries and table.tracks_progress:
+        parts = progress.carried(parts)
+    else:
+        parts |= {"reported": SQL(""), "carries": SQL("")}
+    not_after = SQL("{}{}").format(deadline, parts["stall_as_it_is"])
     parts = {**parts, "length": _lease_length(parts)}
-    parts["soonest_end"] = _lease_end(SQL("its.length"), deadline)
+    parts["soonest_end"] = _lease_end(SQL("its.length"), not_after)
     parts["latest_end"] = _lease_end(
-        SQL("its.length + LEAST(its.length / 3, {})").format(_LONGEST_RESERVE), deadline
+        SQL("its.length + LEAST(its.length / 3, {})").format(_LONGEST_RESERVE), not_after
     )
     parts = with_fragments(parts, "renewed_end")
     parts["all_written"] = all_written("renewed", of=_JOBS_OF.format(SQL("reachable")))
@@ -134,6 +141,7 @@ def _withdraw(table: Shape, parts: Parts) -> str:
 
 def _ended(table: Shape, parts: Parts, changes: str, event: EventType, *, many: bool) -> str:
     parts["with_result"] = _with_result(table, parts, many=many)
+    parts["last_report"] = progress.last_report(table, parts, many=many)
     parts = with_fragments(_of_attempt(table, parts), "finished", "released", "withdrawn")
     parts |= {"changes": parts[changes], "event_type": Literal(event.value), "policies": SQL("")}
     parts["all_written"] = all_written("ended", of=_JOBS_OF.format(SQL("attempt")))
@@ -155,6 +163,7 @@ def _with_result(table: Shape, parts: Parts, *, many: bool) -> Composable:
 def _fail(table: Shape, parts: Parts, *, many: bool = False) -> str:
     parts = with_fragments(_of_attempt(table, parts), "backoff", "status_by_verdict")
     parts["error"] = (_ERRORS if many else _ONE_ERROR).format(**parts)
+    parts["last_report"] = progress.last_report(table, parts, many=many)
     parts["all_written"] = all_written("failed", of=_JOBS_OF.format(SQL("verdict")))
     parts["ended"] = sql.compose("fragments/failing", parts)
     parts["policies"] = SQL("policies AS MATERIALIZED (\n    {}\n),").format(
@@ -263,6 +272,7 @@ _VERBS: Final[dict[str, Callable[[Shape, Parts], str]]] = {
     "forget_unqueued": _forget_unqueued,
     "retake": _retake,
     "heartbeat": _heartbeat,
+    "heartbeat_with_progress": partial(_heartbeat, carries=True),
     "finish": _finish,
     "finish_many": lambda table, parts: _finish(table, parts, many=True),
     "fail": _fail,

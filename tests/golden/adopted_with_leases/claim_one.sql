@@ -6,12 +6,13 @@ WITH policies AS MATERIALIZED (
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 -- The one job of a key, if it is due.
 -- Read once, and not for each condition that needs it.

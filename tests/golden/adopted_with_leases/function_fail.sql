@@ -28,6 +28,7 @@ BEGIN
                policy.lease_sec,
                policy.sla_factor,
                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+               policy.stall_after_sec * interval '1 second' AS stall_after,
                policy.backoff_ms,
                policy.on_expiry,
                policy.max_reaps,

@@ -1,4 +1,4 @@
--- Renew a lease; false means that it is lost.
+-- Renew a lease, and record how far the job is if that is told; false means that it is lost.
 CREATE OR REPLACE FUNCTION "office"."Errands_heartbeat"(job_id bigint, worker text, epoch bigint DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -21,13 +21,15 @@ BEGIN
     --
     -- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
     -- says that the lease stands. An epoch below that of the lease means that the claim is not
-    -- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+    -- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it; nor does a job
+    -- that gets nowhere, because none lasts beyond the time at which it has stalled.
     WITH policies AS MATERIALIZED (
         -- One row per stage; the default policy has the stage ''.
         SELECT policy.stage,
                policy.lease_sec,
                policy.sla_factor,
                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+               policy.stall_after_sec * interval '1 second' AS stall_after,
                policy.backoff_ms,
                policy.on_expiry,
                policy.max_reaps,

@@ -17,19 +17,23 @@ SELECT *
                     WHEN watched.ends_at IS NULL AND watched.allowed IS NULL THEN 'no limit'
                     WHEN watched.last_seen_at IS NULL THEN 'unknown'
                     WHEN watched.last_seen_at < now() - watched.late_after THEN 'late'
-                    ELSE 'healthy' END AS state
+                    ELSE 'healthy' END AS state,
+               watched.progress,
+               watched.progress_at,
+               watched.stalls_at
           FROM (WITH policies AS MATERIALIZED (
                     -- One row per stage; the default policy has the stage ''.
                     SELECT policy.stage,
                            policy.lease_sec,
                            policy.sla_factor,
                            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                           policy.stall_after_sec * interval '1 second' AS stall_after,
                            policy.backoff_ms,
                            policy.on_expiry,
                            policy.max_reaps,
                            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
-                      FROM jsonb_to_recordset('[{"stage": "", "lease_sec": 300.0, "sla_factor": 0.0, "max_runtime_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "clip", "lease_sec": 300.0, "sla_factor": 6.0, "max_runtime_sec": 7200.0, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "asr", "lease_sec": 300.0, "sla_factor": 12.0, "max_runtime_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "burnin", "lease_sec": 300.0, "sla_factor": 8.0, "max_runtime_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}]'::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-                           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+                      FROM jsonb_to_recordset('[{"stage": "", "lease_sec": 300.0, "sla_factor": 0.0, "max_runtime_sec": null, "stall_after_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "clip", "lease_sec": 300.0, "sla_factor": 6.0, "max_runtime_sec": 7200.0, "stall_after_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "asr", "lease_sec": 300.0, "sla_factor": 12.0, "max_runtime_sec": null, "stall_after_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}, {"stage": "burnin", "lease_sec": 300.0, "sla_factor": 8.0, "max_runtime_sec": null, "stall_after_sec": null, "backoff_ms": [30000, 120000, 600000], "on_expiry": "requeue", "max_reaps": null, "ttl_sec": null, "max_running": null, "queue": null, "priority": null}]'::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
+                           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
                 )
                 SELECT job."Number"::text AS job_id,
                        job."kind"::text AS stage,
@@ -39,7 +43,10 @@ SELECT *
                        coalesce(job."leased until", seen.at + policy.ttl) AS ends_at,
                        CASE WHEN isfinite(job."leased until") AND isfinite(seen.at)
                             THEN job."leased until" - seen.at ELSE policy.ttl END AS allowed,
-                       make_interval(secs => 45.0) AS late_after
+                       make_interval(secs => 45.0) AS late_after,
+                       NULL::text AS "progress",
+                       NULL::timestamptz AS "progress_at",
+                       NULL::timestamptz AS "stalls_at"
                   FROM "office"."Errands" AS job
                   JOIN policies AS policy ON policy.stage = CASE WHEN job."kind"::text IN (SELECT stage FROM policies) THEN job."kind"::text ELSE '' END
                  CROSS JOIN LATERAL (

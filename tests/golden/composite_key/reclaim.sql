@@ -117,6 +117,10 @@ counted AS (
            LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
       FROM reaped
      GROUP BY requeues, left(coalesce(stage, ''), 255)
+     UNION ALL
+    SELECT 'taken_back:' || reason, 'chores', '', count(*), 0
+      FROM reaped
+     GROUP BY reason
 )
 SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
        CASE WHEN requeues THEN

@@ -17,7 +17,10 @@ SELECT *
                     WHEN watched.ends_at IS NULL AND watched.allowed IS NULL THEN 'no limit'
                     WHEN watched.last_seen_at IS NULL THEN 'unknown'
                     WHEN watched.last_seen_at < now() - watched.late_after THEN 'late'
-                    ELSE 'healthy' END AS state
+                    ELSE 'healthy' END AS state,
+               watched.progress,
+               watched.progress_at,
+               watched.stalls_at
           FROM (SELECT jsonb_build_array(-- A time as in JSON in a session with the time zone UTC. A time without a zone is the same in every
                        -- session.
                        CASE WHEN pg_typeof(job."at") = 'timestamptz'::regtype
@@ -29,7 +32,10 @@ SELECT *
                        to_timestamp(extract(epoch FROM GREATEST(job."claimed_at"))) AS last_seen_at,
                        to_timestamp(extract(epoch FROM GREATEST(job."claimed_at"))) + limits.ttl AS ends_at,
                        limits.ttl AS allowed,
-                       limits.ttl / 2 AS late_after
+                       limits.ttl / 2 AS late_after,
+                       NULL::text AS "progress",
+                       NULL::timestamptz AS "progress_at",
+                       NULL::timestamptz AS "stalls_at"
                   FROM "public"."chores" AS job
                   LEFT JOIN (SELECT make_interval(secs => 60) AS ttl) AS limits ON true
                  WHERE job."status" = 'processing') AS watched) AS monitor

@@ -122,6 +122,7 @@ BEGIN
                    policy.lease_sec,
                    policy.sla_factor,
                    policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                   policy.stall_after_sec * interval '1 second' AS stall_after,
                    policy.backoff_ms,
                    policy.on_expiry,
                    policy.max_reaps,
@@ -140,6 +141,7 @@ BEGIN
                    job."last_heartbeat_at" AS last_heartbeat_at,
                    job."lease_expires_at" AS lease_expires_at,
                    job."deadline_at" AS deadline_at,
+                   false AS is_stalled,
                    job."lease_expires_at" AS ended_at,
                    NULL::text AS cause,
                    NULL::text AS fail_reason
@@ -177,6 +179,7 @@ BEGIN
                    job."last_heartbeat_at" AS last_heartbeat_at,
                    job."lease_expires_at" AS lease_expires_at,
                    job."deadline_at" AS deadline_at,
+                   false AS is_stalled,
                    GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                    NULL::text AS cause,
                    NULL::text AS fail_reason
@@ -230,10 +233,12 @@ BEGIN
              CROSS JOIN LATERAL (
                    SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                               WHEN job.is_stalled THEN 'stalled'
                                ELSE 'lease_expired' END AS reason
                    ) AS why
              CROSS JOIN LATERAL (
-                   SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                   SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                              AS counts_reaps,
                           CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                           WHEN 'worker_stopped' THEN 'worker_lost'
                                           ELSE why.reason END AS code
@@ -287,7 +292,7 @@ BEGIN
         seen (worker, seen_at, pace_sec, is_due) AS (
             -- When each worker was last seen, by the leases that it holds, and within how many seconds it should
             -- have been seen again: half a lease, or one and a half heartbeat intervals. Seconds, because they may
-            -- be infinite. A deadline ends the lease of a healthy worker.
+            -- be infinite. A deadline ends the lease of a healthy worker, and so does a job that has stalled.
             SELECT job."locked_by"::text AS worker,
                    seen.at AS seen_at,
                    LEAST((extract(epoch FROM job."lease_expires_at"::timestamptz)
@@ -388,6 +393,7 @@ BEGIN
                                policy.lease_sec,
                                policy.sla_factor,
                                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                               policy.stall_after_sec * interval '1 second' AS stall_after,
                                policy.backoff_ms,
                                policy.on_expiry,
                                policy.max_reaps,
@@ -406,6 +412,7 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               false AS is_stalled,
                                job."lease_expires_at" AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -444,6 +451,7 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               false AS is_stalled,
                                GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -498,10 +506,12 @@ BEGIN
                          CROSS JOIN LATERAL (
                                SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                            WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                           WHEN job.is_stalled THEN 'stalled'
                                            ELSE 'lease_expired' END AS reason
                                ) AS why
                          CROSS JOIN LATERAL (
-                               SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                               SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                          AS counts_reaps,
                                       CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                       WHEN 'worker_stopped' THEN 'worker_lost'
                                                       ELSE why.reason END AS code
@@ -552,6 +562,7 @@ BEGIN
                                    WHEN 'timeout' THEN 'reaper:failed(timeout)'
                                    WHEN 'poison' THEN 'reaper:failed(poison)'
                                    WHEN 'deadline' THEN 'reaper:failed(deadline)'
+                                   WHEN 'stalled' THEN 'reaper:failed(stalled)'
                                    ELSE 'reaper:requeued' END,
                                jsonb_build_object(
                                    'reason', reaped.reason,
@@ -591,6 +602,10 @@ BEGIN
                                LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
                           FROM reaped
                          GROUP BY requeues, left(coalesce(stage, ''), 255)
+                         UNION ALL
+                        SELECT 'taken_back:' || reason, 'jobs', '', count(*), 0
+                          FROM reaped
+                         GROUP BY reason
                     )
                     SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
                            CASE WHEN requeues THEN
@@ -645,6 +660,7 @@ BEGIN
                            policy.lease_sec,
                            policy.sla_factor,
                            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                           policy.stall_after_sec * interval '1 second' AS stall_after,
                            policy.backoff_ms,
                            policy.on_expiry,
                            policy.max_reaps,
@@ -663,6 +679,7 @@ BEGIN
                            job."last_heartbeat_at" AS last_heartbeat_at,
                            job."lease_expires_at" AS lease_expires_at,
                            job."deadline_at" AS deadline_at,
+                           false AS is_stalled,
                            job."lease_expires_at" AS ended_at,
                            NULL::text AS cause,
                            NULL::text AS fail_reason
@@ -706,6 +723,7 @@ BEGIN
                            job."last_heartbeat_at" AS last_heartbeat_at,
                            job."lease_expires_at" AS lease_expires_at,
                            job."deadline_at" AS deadline_at,
+                           false AS is_stalled,
                            GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                            NULL::text AS cause,
                            NULL::text AS fail_reason
@@ -765,10 +783,12 @@ BEGIN
                      CROSS JOIN LATERAL (
                            SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                        WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                       WHEN job.is_stalled THEN 'stalled'
                                        ELSE 'lease_expired' END AS reason
                            ) AS why
                      CROSS JOIN LATERAL (
-                           SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                           SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                      AS counts_reaps,
                                   CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                   WHEN 'worker_stopped' THEN 'worker_lost'
                                                   ELSE why.reason END AS code
@@ -804,6 +824,7 @@ BEGIN
                                policy.lease_sec,
                                policy.sla_factor,
                                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                               policy.stall_after_sec * interval '1 second' AS stall_after,
                                policy.backoff_ms,
                                policy.on_expiry,
                                policy.max_reaps,
@@ -822,6 +843,7 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               false AS is_stalled,
                                job."lease_expires_at" AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -853,6 +875,7 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               false AS is_stalled,
                                GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -900,10 +923,12 @@ BEGIN
                          CROSS JOIN LATERAL (
                                SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                            WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                           WHEN job.is_stalled THEN 'stalled'
                                            ELSE 'lease_expired' END AS reason
                                ) AS why
                          CROSS JOIN LATERAL (
-                               SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                               SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                          AS counts_reaps,
                                       CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                       WHEN 'worker_stopped' THEN 'worker_lost'
                                                       ELSE why.reason END AS code
@@ -954,6 +979,7 @@ BEGIN
                                    WHEN 'timeout' THEN 'reaper:failed(timeout)'
                                    WHEN 'poison' THEN 'reaper:failed(poison)'
                                    WHEN 'deadline' THEN 'reaper:failed(deadline)'
+                                   WHEN 'stalled' THEN 'reaper:failed(stalled)'
                                    ELSE 'reaper:requeued' END,
                                jsonb_build_object(
                                    'reason', reaped.reason,
@@ -993,6 +1019,10 @@ BEGIN
                                LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
                           FROM reaped
                          GROUP BY requeues, left(coalesce(stage, ''), 255)
+                         UNION ALL
+                        SELECT 'taken_back:' || reason, 'jobs', '', count(*), 0
+                          FROM reaped
+                         GROUP BY reason
                     )
                     SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
                            CASE WHEN requeues THEN

@@ -2,19 +2,21 @@
 --
 -- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
 -- says that the lease stands. An epoch below that of the lease means that the claim is not
--- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+-- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it; nor does a job
+-- that gets nowhere, because none lasts beyond the time at which it has stalled.
 WITH policies AS MATERIALIZED (
     -- One row per stage; the default policy has the stage ''.
     SELECT policy.stage,
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 lease AS MATERIALIZED (
     SELECT *

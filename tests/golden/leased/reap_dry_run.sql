@@ -10,12 +10,13 @@ policies AS MATERIALIZED (
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 expired AS MATERIALIZED (
     SELECT job."id" AS id,
@@ -29,6 +30,7 @@ expired AS MATERIALIZED (
            job."last_heartbeat_at" AS last_heartbeat_at,
            job."lease_expires_at" AS lease_expires_at,
            job."deadline_at" AS deadline_at,
+           false AS is_stalled,
            job."lease_expires_at" AS ended_at,
            NULL::text AS cause,
            NULL::text AS fail_reason
@@ -66,6 +68,7 @@ silent AS MATERIALIZED (
            job."last_heartbeat_at" AS last_heartbeat_at,
            job."lease_expires_at" AS lease_expires_at,
            job."deadline_at" AS deadline_at,
+           false AS is_stalled,
            GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
            NULL::text AS cause,
            NULL::text AS fail_reason
@@ -119,10 +122,12 @@ verdict AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                        WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                       WHEN job.is_stalled THEN 'stalled'
                        ELSE 'lease_expired' END AS reason
            ) AS why
      CROSS JOIN LATERAL (
-           SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+           SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                      AS counts_reaps,
                   CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                   WHEN 'worker_stopped' THEN 'worker_lost'
                                   ELSE why.reason END AS code

@@ -13,5 +13,5 @@ SELECT event.at,
   FROM "public"."job_events" AS event
  WHERE event."table" = 'jobs'
    AND event.type IN ('reaper:requeued', 'reaper:failed(timeout)', 'reaper:failed(poison)',
-                      'reaper:failed(deadline)', 'job:worker_lost')
+                      'reaper:failed(deadline)', 'reaper:failed(stalled)', 'job:worker_lost')
  ORDER BY event.id DESC

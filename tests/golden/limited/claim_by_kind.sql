@@ -6,12 +6,13 @@ WITH policies AS MATERIALIZED (
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 -- How many more jobs of each limited stage and queue may run, for the requested stages. A job whose
 -- lease ran out does not count. Counted only up to the limit.
@@ -171,6 +172,10 @@ claimed AS (
     UPDATE "jobreaper_jobs" AS job
        SET "status" = 'processing',
            "updated_at" = statement_timestamp(),
+           -- What the last attempt has reported does not count for this one.
+           "progress" = NULL,
+           "progress_at" = NULL,
+           "stalls_at" = statement_timestamp() + policy.stall_after,
            "locked_by" = %(worker)s,
            "claimed_at" = statement_timestamp(),
            "last_heartbeat_at" = statement_timestamp()
@@ -182,7 +187,8 @@ claimed AS (
                                           GREATEST(policy.lease_sec,
                                                    coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
                                           31622400)),
-                                    statement_timestamp() + policy.max_runtime)),
+                                    statement_timestamp() + policy.max_runtime,
+                                    statement_timestamp() + policy.stall_after)),
            "attempt_count" = coalesce(job."attempt_count", 0) + 1,
            "lease_epoch" = coalesce(job."lease_epoch", 0) + 1
       FROM policies AS policy
@@ -190,7 +196,10 @@ claimed AS (
        AND policy.stage = CASE WHEN job."stage" IN (SELECT stage FROM policies) THEN job."stage" ELSE '' END
     RETURNING job.*
 )
-SELECT "job"."status",
+SELECT "job"."progress",
+       "job"."progress_at",
+       "job"."stalls_at",
+       "job"."status",
        "job"."stage",
        "job"."locked_by",
        "job"."claimed_at",

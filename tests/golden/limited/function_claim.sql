@@ -50,6 +50,7 @@ BEGIN
                                         policy.lease_sec,
                                         policy.sla_factor,
                                         policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                                        policy.stall_after_sec * interval '1 second' AS stall_after,
                                         policy.backoff_ms,
                                         policy.on_expiry,
                                         policy.max_reaps,
@@ -216,6 +217,10 @@ BEGIN
                                  UPDATE "public"."jobreaper_jobs" AS job
                                     SET "status" = 'processing',
                                         "updated_at" = statement_timestamp(),
+                                        -- What the last attempt has reported does not count for this one.
+                                        "progress" = NULL,
+                                        "progress_at" = NULL,
+                                        "stalls_at" = statement_timestamp() + policy.stall_after,
                                         "locked_by" = "jobreaper_jobs_claim".worker,
                                         "claimed_at" = statement_timestamp(),
                                         "last_heartbeat_at" = statement_timestamp()
@@ -227,7 +232,8 @@ BEGIN
                                                                        GREATEST(policy.lease_sec,
                                                                                 coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
                                                                        31622400)),
-                                                                 statement_timestamp() + policy.max_runtime)),
+                                                                 statement_timestamp() + policy.max_runtime,
+                                                                 statement_timestamp() + policy.stall_after)),
                                         "attempt_count" = coalesce(job."attempt_count", 0) + 1,
                                         "lease_epoch" = coalesce(job."lease_epoch", 0) + 1
                                    FROM policies AS policy
@@ -439,6 +445,7 @@ BEGIN
                            policy.lease_sec,
                            policy.sla_factor,
                            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                           policy.stall_after_sec * interval '1 second' AS stall_after,
                            policy.backoff_ms,
                            policy.on_expiry,
                            policy.max_reaps,
@@ -605,6 +612,10 @@ BEGIN
                     UPDATE "public"."jobreaper_jobs" AS job
                        SET "status" = 'processing',
                            "updated_at" = statement_timestamp(),
+                           -- What the last attempt has reported does not count for this one.
+                           "progress" = NULL,
+                           "progress_at" = NULL,
+                           "stalls_at" = statement_timestamp() + policy.stall_after,
                            "locked_by" = "jobreaper_jobs_claim".worker,
                            "claimed_at" = statement_timestamp(),
                            "last_heartbeat_at" = statement_timestamp()
@@ -616,7 +627,8 @@ BEGIN
                                                           GREATEST(policy.lease_sec,
                                                                    coalesce(job."expected_duration_ms", 0) / 1000.0 * policy.sla_factor),
                                                           31622400)),
-                                                    statement_timestamp() + policy.max_runtime)),
+                                                    statement_timestamp() + policy.max_runtime,
+                                                    statement_timestamp() + policy.stall_after)),
                            "attempt_count" = coalesce(job."attempt_count", 0) + 1,
                            "lease_epoch" = coalesce(job."lease_epoch", 0) + 1
                       FROM policies AS policy

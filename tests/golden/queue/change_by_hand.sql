@@ -60,6 +60,7 @@ changed AS (
            "claimed_at" = NULL,
            "lease_expires_at" = NULL,
            "deadline_at" = NULL,
+           "stalls_at" = NULL,
            "dispatched_at" = NULL
       FROM job_before
      WHERE job."id" = job_before.id

@@ -78,7 +78,10 @@ notified AS MATERIALIZED (
        AND pg_notification_queue_usage() < 0.5
      LIMIT 1
 )
-SELECT "job"."status",
+SELECT "job"."progress",
+       "job"."progress_at",
+       "job"."stalls_at",
+       "job"."status",
        "job"."stage",
        "job"."locked_by",
        "job"."claimed_at",

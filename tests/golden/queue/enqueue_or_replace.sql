@@ -86,7 +86,10 @@ notified AS MATERIALIZED (
        AND pg_notification_queue_usage() < 0.5
      LIMIT 1
 )
-SELECT "job"."status",
+SELECT "job"."progress",
+       "job"."progress_at",
+       "job"."stalls_at",
+       "job"."status",
        "job"."stage",
        "job"."locked_by",
        "job"."claimed_at",
@@ -117,7 +120,10 @@ SELECT "job"."status",
   FROM made AS job
   LEFT JOIN notified ON true
 UNION ALL
-SELECT "job"."status",
+SELECT "job"."progress",
+       "job"."progress_at",
+       "job"."stalls_at",
+       "job"."status",
        "job"."stage",
        "job"."locked_by",
        "job"."claimed_at",

@@ -8,12 +8,13 @@ policies AS MATERIALIZED (
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 -- The attempts before this statement ends them. Their worker has measured how long each waited for
 -- its turn after the claim, and how long it ran. A row that another transaction has locked is left
@@ -77,11 +78,14 @@ failed AS (
            "fail_code" = left(verdict.fail_code, 2147483647),
            "fail_reason" = left(coalesce(verdict.fail_reason, NULL),
                                 2147483647),
+           "progress" = coalesce((%(reports)s::jsonb -> job."id"::text), job."progress"),
+           "progress_at" = CASE WHEN (%(reports)s::jsonb -> job."id"::text) IS NULL THEN job."progress_at" ELSE statement_timestamp() END,
            "updated_at" = statement_timestamp(),
            "locked_by" = NULL,
            "claimed_at" = NULL,
            "lease_expires_at" = NULL,
            "deadline_at" = NULL,
+           "stalls_at" = NULL,
            "dispatched_at" = NULL
       FROM verdict
      WHERE job."id" = verdict.id

@@ -28,6 +28,7 @@ BEGIN
                policy.lease_sec,
                policy.sla_factor,
                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+               policy.stall_after_sec * interval '1 second' AS stall_after,
                policy.backoff_ms,
                policy.on_expiry,
                policy.max_reaps,
@@ -93,11 +94,14 @@ BEGIN
                "fail_code" = left(verdict.fail_code, 2147483647),
                "fail_reason" = left(coalesce(verdict.fail_reason, NULL),
                                     2147483647),
+               "progress" = coalesce(NULL::jsonb, job."progress"),
+               "progress_at" = CASE WHEN NULL::jsonb IS NULL THEN job."progress_at" ELSE statement_timestamp() END,
                "updated_at" = statement_timestamp(),
                "locked_by" = NULL,
                "claimed_at" = NULL,
                "lease_expires_at" = NULL,
                "deadline_at" = NULL,
+               "stalls_at" = NULL,
                "dispatched_at" = NULL
           FROM verdict
          WHERE job."id" = verdict.id

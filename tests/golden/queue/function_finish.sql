@@ -58,11 +58,14 @@ BEGIN
                "finished_at" = statement_timestamp(),
                "fail_code" = NULL,
                "fail_reason" = NULL,
+               "progress" = coalesce(NULL::jsonb, job."progress"),
+               "progress_at" = CASE WHEN NULL::jsonb IS NULL THEN job."progress_at" ELSE statement_timestamp() END,
                "updated_at" = statement_timestamp(),
                "locked_by" = NULL,
                "claimed_at" = NULL,
                "lease_expires_at" = NULL,
                "deadline_at" = NULL,
+               "stalls_at" = NULL,
                "dispatched_at" = NULL
          WHERE job."id" = ANY (ARRAY(SELECT id FROM attempt))
         RETURNING job."id"

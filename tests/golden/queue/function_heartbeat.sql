@@ -1,4 +1,4 @@
--- Renew a lease; false means that it is lost.
+-- Renew a lease, and record how far the job is if that is told; false means that it is lost.
 CREATE OR REPLACE FUNCTION "public"."jobreaper_jobs_heartbeat"(job_id uuid, worker text, epoch bigint DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -21,13 +21,15 @@ BEGIN
     --
     -- A row that is locked, for example by the job's own transaction, is skipped; `held` then still
     -- says that the lease stands. An epoch below that of the lease means that the claim is not
-    -- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it.
+    -- committed yet. A deadline needs no rule of its own, because no lease lasts beyond it; nor does a job
+    -- that gets nowhere, because none lasts beyond the time at which it has stalled.
     WITH policies AS MATERIALIZED (
         -- One row per stage; the default policy has the stage ''.
         SELECT policy.stage,
                policy.lease_sec,
                policy.sla_factor,
                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+               policy.stall_after_sec * interval '1 second' AS stall_after,
                policy.backoff_ms,
                policy.on_expiry,
                policy.max_reaps,
@@ -64,16 +66,18 @@ BEGIN
                                             SELECT GREATEST('epoch', LEAST(
                                                        statement_timestamp()
                                                        + its.length,
-                                                       job."deadline_at")) AS soonest,
+                                                       job."deadline_at",
+                                                       job."stalls_at")) AS soonest,
                                                    GREATEST('epoch', LEAST(
                                                        statement_timestamp()
                                                        + its.length + LEAST(its.length / 3, interval '5 minutes'),
-                                                       job."deadline_at")) AS latest
+                                                       job."deadline_at",
+                                                       job."stalls_at")) AS latest
                                             ) AS ends)
           FROM policies AS policy
          WHERE job."id" = ANY (ARRAY(SELECT id FROM reachable))
            AND policy.stage = CASE WHEN job."stage" IN (SELECT stage FROM policies) THEN job."stage" ELSE '' END
-        RETURNING job."id" AS id, job."lease_expires_at" AS lease_expires_at
+        RETURNING job."id" AS id, job."lease_expires_at" AS lease_expires_at, job."stalls_at" AS stalls_at
     )
     SELECT coalesce(job."status" = 'processing' AND job."lease_epoch" = lease.epoch
                         AND job."locked_by"::text = lease.worker
@@ -82,7 +86,7 @@ BEGIN
                AS lease_remaining_sec,
            renewed.lease_expires_at,
            job."status" AS status,
-           job."lease_epoch" AS epoch
+           job."lease_epoch" AS epoch, renewed.stalls_at
       FROM lease
       LEFT JOIN renewed ON renewed.id = lease.id
       LEFT JOIN "public"."jobreaper_jobs" AS job ON job."id" = lease.id

@@ -122,6 +122,7 @@ BEGIN
                    policy.lease_sec,
                    policy.sla_factor,
                    policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                   policy.stall_after_sec * interval '1 second' AS stall_after,
                    policy.backoff_ms,
                    policy.on_expiry,
                    policy.max_reaps,
@@ -140,6 +141,12 @@ BEGIN
                    job."last_heartbeat_at" AS last_heartbeat_at,
                    job."lease_expires_at" AS lease_expires_at,
                    job."deadline_at" AS deadline_at,
+                   job."progress" AS progress,
+                   job."progress_at" AS progress_at,
+                   coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                            AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                >= extract(epoch FROM job."stalls_at")
+                                   + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                    job."lease_expires_at" AS ended_at,
                    NULL::text AS cause,
                    NULL::text AS fail_reason
@@ -177,6 +184,12 @@ BEGIN
                    job."last_heartbeat_at" AS last_heartbeat_at,
                    job."lease_expires_at" AS lease_expires_at,
                    job."deadline_at" AS deadline_at,
+                   job."progress" AS progress,
+                   job."progress_at" AS progress_at,
+                   coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                            AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                >= extract(epoch FROM job."stalls_at")
+                                   + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                    GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                    NULL::text AS cause,
                    NULL::text AS fail_reason
@@ -230,10 +243,12 @@ BEGIN
              CROSS JOIN LATERAL (
                    SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                               WHEN job.is_stalled THEN 'stalled'
                                ELSE 'lease_expired' END AS reason
                    ) AS why
              CROSS JOIN LATERAL (
-                   SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                   SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                              AS counts_reaps,
                           CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                           WHEN 'worker_stopped' THEN 'worker_lost'
                                           ELSE why.reason END AS code
@@ -287,7 +302,7 @@ BEGIN
         seen (worker, seen_at, pace_sec, is_due) AS (
             -- When each worker was last seen, by the leases that it holds, and within how many seconds it should
             -- have been seen again: half a lease, or one and a half heartbeat intervals. Seconds, because they may
-            -- be infinite. A deadline ends the lease of a healthy worker.
+            -- be infinite. A deadline ends the lease of a healthy worker, and so does a job that has stalled.
             SELECT job."locked_by"::text AS worker,
                    seen.at AS seen_at,
                    LEAST((extract(epoch FROM job."lease_expires_at"::timestamptz)
@@ -304,6 +319,11 @@ BEGIN
                AND job."lease_expires_at" IS NOT NULL
                AND (job."deadline_at" <= job."lease_expires_at"
                     AND job."lease_expires_at" < statement_timestamp()) IS NOT TRUE
+               AND NOT (coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                        AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                            >= extract(epoch FROM job."stalls_at")
+                               + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false)
+                        AND job."lease_expires_at" < statement_timestamp())
         ),
         workers AS MATERIALIZED (
             SELECT worker,
@@ -388,6 +408,7 @@ BEGIN
                                policy.lease_sec,
                                policy.sla_factor,
                                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                               policy.stall_after_sec * interval '1 second' AS stall_after,
                                policy.backoff_ms,
                                policy.on_expiry,
                                policy.max_reaps,
@@ -406,6 +427,12 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               job."progress" AS progress,
+                               job."progress_at" AS progress_at,
+                               coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                        AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                            >= extract(epoch FROM job."stalls_at")
+                                               + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                                job."lease_expires_at" AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -444,6 +471,12 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               job."progress" AS progress,
+                               job."progress_at" AS progress_at,
+                               coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                        AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                            >= extract(epoch FROM job."stalls_at")
+                                               + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                                GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -498,10 +531,12 @@ BEGIN
                          CROSS JOIN LATERAL (
                                SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                            WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                           WHEN job.is_stalled THEN 'stalled'
                                            ELSE 'lease_expired' END AS reason
                                ) AS why
                          CROSS JOIN LATERAL (
-                               SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                               SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                          AS counts_reaps,
                                       CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                       WHEN 'worker_stopped' THEN 'worker_lost'
                                                       ELSE why.reason END AS code
@@ -541,6 +576,7 @@ BEGIN
                                "claimed_at" = NULL,
                                "lease_expires_at" = NULL,
                                "deadline_at" = NULL,
+                               "stalls_at" = NULL,
                                "dispatched_at" = NULL
                           FROM verdict
                          WHERE job."id" = verdict.id
@@ -553,6 +589,7 @@ BEGIN
                                    WHEN 'timeout' THEN 'reaper:failed(timeout)'
                                    WHEN 'poison' THEN 'reaper:failed(poison)'
                                    WHEN 'deadline' THEN 'reaper:failed(deadline)'
+                                   WHEN 'stalled' THEN 'reaper:failed(stalled)'
                                    ELSE 'reaper:requeued' END,
                                jsonb_build_object(
                                    'reason', reaped.reason,
@@ -565,6 +602,8 @@ BEGIN
                                        to_char(reaped.last_heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'lease_expires_at', to_char(reaped.lease_expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'overdue_ms', reaped.overdue_ms,
+                                   'progress', reaped.progress,
+                                   'progress_at', to_char(reaped.progress_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'reaper', ('sql:' || pg_backend_pid()::text)::text,
                                    'next_earliest_run_at', CASE WHEN reaped.requeues THEN
                                        to_char(reaped.run_again_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END)
@@ -592,6 +631,10 @@ BEGIN
                                LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
                           FROM reaped
                          GROUP BY requeues, left(coalesce(stage, ''), 255)
+                         UNION ALL
+                        SELECT 'taken_back:' || reason, 'jobreaper_jobs', '', count(*), 0
+                          FROM reaped
+                         GROUP BY reason
                     )
                     SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
                            CASE WHEN requeues THEN
@@ -646,6 +689,7 @@ BEGIN
                            policy.lease_sec,
                            policy.sla_factor,
                            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                           policy.stall_after_sec * interval '1 second' AS stall_after,
                            policy.backoff_ms,
                            policy.on_expiry,
                            policy.max_reaps,
@@ -664,6 +708,12 @@ BEGIN
                            job."last_heartbeat_at" AS last_heartbeat_at,
                            job."lease_expires_at" AS lease_expires_at,
                            job."deadline_at" AS deadline_at,
+                           job."progress" AS progress,
+                           job."progress_at" AS progress_at,
+                           coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                    AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                        >= extract(epoch FROM job."stalls_at")
+                                           + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                            job."lease_expires_at" AS ended_at,
                            NULL::text AS cause,
                            NULL::text AS fail_reason
@@ -707,6 +757,12 @@ BEGIN
                            job."last_heartbeat_at" AS last_heartbeat_at,
                            job."lease_expires_at" AS lease_expires_at,
                            job."deadline_at" AS deadline_at,
+                           job."progress" AS progress,
+                           job."progress_at" AS progress_at,
+                           coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                    AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                        >= extract(epoch FROM job."stalls_at")
+                                           + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                            GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                            NULL::text AS cause,
                            NULL::text AS fail_reason
@@ -766,10 +822,12 @@ BEGIN
                      CROSS JOIN LATERAL (
                            SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                        WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                       WHEN job.is_stalled THEN 'stalled'
                                        ELSE 'lease_expired' END AS reason
                            ) AS why
                      CROSS JOIN LATERAL (
-                           SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                           SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                      AS counts_reaps,
                                   CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                   WHEN 'worker_stopped' THEN 'worker_lost'
                                                   ELSE why.reason END AS code
@@ -805,6 +863,7 @@ BEGIN
                                policy.lease_sec,
                                policy.sla_factor,
                                policy.max_runtime_sec * interval '1 second' AS max_runtime,
+                               policy.stall_after_sec * interval '1 second' AS stall_after,
                                policy.backoff_ms,
                                policy.on_expiry,
                                policy.max_reaps,
@@ -823,6 +882,12 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               job."progress" AS progress,
+                               job."progress_at" AS progress_at,
+                               coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                        AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                            >= extract(epoch FROM job."stalls_at")
+                                               + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                                job."lease_expires_at" AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -854,6 +919,12 @@ BEGIN
                                job."last_heartbeat_at" AS last_heartbeat_at,
                                job."lease_expires_at" AS lease_expires_at,
                                job."deadline_at" AS deadline_at,
+                               job."progress" AS progress,
+                               job."progress_at" AS progress_at,
+                               coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                                        AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                                            >= extract(epoch FROM job."stalls_at")
+                                               + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
                                GREATEST(job."last_heartbeat_at", job."claimed_at") + policy.ttl AS ended_at,
                                NULL::text AS cause,
                                NULL::text AS fail_reason
@@ -901,10 +972,12 @@ BEGIN
                          CROSS JOIN LATERAL (
                                SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                                            WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                                           WHEN job.is_stalled THEN 'stalled'
                                            ELSE 'lease_expired' END AS reason
                                ) AS why
                          CROSS JOIN LATERAL (
-                               SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+                               SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                                          AS counts_reaps,
                                       CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                                       WHEN 'worker_stopped' THEN 'worker_lost'
                                                       ELSE why.reason END AS code
@@ -944,6 +1017,7 @@ BEGIN
                                "claimed_at" = NULL,
                                "lease_expires_at" = NULL,
                                "deadline_at" = NULL,
+                               "stalls_at" = NULL,
                                "dispatched_at" = NULL
                           FROM verdict
                          WHERE job."id" = verdict.id
@@ -956,6 +1030,7 @@ BEGIN
                                    WHEN 'timeout' THEN 'reaper:failed(timeout)'
                                    WHEN 'poison' THEN 'reaper:failed(poison)'
                                    WHEN 'deadline' THEN 'reaper:failed(deadline)'
+                                   WHEN 'stalled' THEN 'reaper:failed(stalled)'
                                    ELSE 'reaper:requeued' END,
                                jsonb_build_object(
                                    'reason', reaped.reason,
@@ -968,6 +1043,8 @@ BEGIN
                                        to_char(reaped.last_heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'lease_expires_at', to_char(reaped.lease_expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'overdue_ms', reaped.overdue_ms,
+                                   'progress', reaped.progress,
+                                   'progress_at', to_char(reaped.progress_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                                    'reaper', ('sql:' || pg_backend_pid()::text)::text,
                                    'next_earliest_run_at', CASE WHEN reaped.requeues THEN
                                        to_char(reaped.run_again_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END)
@@ -995,6 +1072,10 @@ BEGIN
                                LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
                           FROM reaped
                          GROUP BY requeues, left(coalesce(stage, ''), 255)
+                         UNION ALL
+                        SELECT 'taken_back:' || reason, 'jobreaper_jobs', '', count(*), 0
+                          FROM reaped
+                         GROUP BY reason
                     )
                     SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
                            CASE WHEN requeues THEN

@@ -38,11 +38,14 @@ ended AS (
     UPDATE "jobreaper_jobs" AS job
        SET "status" = 'queued',
            "attempt_count" = GREATEST(job."attempt_count" - 1, 0),
+           "progress" = coalesce((%(reports)s::jsonb -> job."id"::text), job."progress"),
+           "progress_at" = CASE WHEN (%(reports)s::jsonb -> job."id"::text) IS NULL THEN job."progress_at" ELSE statement_timestamp() END,
            "updated_at" = statement_timestamp(),
            "locked_by" = NULL,
            "claimed_at" = NULL,
            "lease_expires_at" = NULL,
            "deadline_at" = NULL,
+           "stalls_at" = NULL,
            "dispatched_at" = NULL
      WHERE job."id" = ANY (ARRAY(SELECT id FROM attempt))
     RETURNING job."id"

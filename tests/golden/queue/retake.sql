@@ -1,6 +1,9 @@
 -- Retake: the jobs that an earlier try of a claim took whose answer was lost. The mark
 -- distinguishes them from other jobs that this worker has claimed.
-SELECT "job"."status",
+SELECT "job"."progress",
+       "job"."progress_at",
+       "job"."stalls_at",
+       "job"."status",
        "job"."stage",
        "job"."locked_by",
        "job"."claimed_at",

@@ -6,12 +6,13 @@ WITH policies AS MATERIALIZED (
            policy.lease_sec,
            policy.sla_factor,
            policy.max_runtime_sec * interval '1 second' AS max_runtime,
+           policy.stall_after_sec * interval '1 second' AS stall_after,
            policy.backoff_ms,
            policy.on_expiry,
            policy.max_reaps,
            coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
       FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
+           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
 ),
 lost AS MATERIALIZED (
     SELECT job."id" AS id,
@@ -25,6 +26,12 @@ lost AS MATERIALIZED (
            job."last_heartbeat_at" AS last_heartbeat_at,
            job."lease_expires_at" AS lease_expires_at,
            job."deadline_at" AS deadline_at,
+           job."progress" AS progress,
+           job."progress_at" AS progress_at,
+           coalesce(job."stalls_at" BETWEEN job."claimed_at" AND job."lease_expires_at"
+                    AND 2 * extract(epoch FROM job."last_heartbeat_at")
+                        >= extract(epoch FROM job."stalls_at")
+                           + extract(epoch FROM GREATEST(job."progress_at", job."claimed_at")), false) AS is_stalled,
            statement_timestamp() AS ended_at,
            %(reason)s::text AS cause,
            %(how)s::text AS fail_reason
@@ -60,10 +67,12 @@ verdict AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT CASE WHEN job.cause IS NOT NULL THEN job.cause
                        WHEN job.deadline_at <= job.lease_expires_at THEN 'deadline'
+                       WHEN job.is_stalled THEN 'stalled'
                        ELSE 'lease_expired' END AS reason
            ) AS why
      CROSS JOIN LATERAL (
-           SELECT policy.max_reaps IS NOT NULL AND why.reason <> 'deadline' AS counts_reaps,
+           SELECT policy.max_reaps IS NOT NULL AND why.reason NOT IN ('deadline', 'stalled')
+                      AS counts_reaps,
                   CASE why.reason WHEN 'lease_expired' THEN 'timeout'
                                   WHEN 'worker_stopped' THEN 'worker_lost'
                                   ELSE why.reason END AS code
@@ -103,6 +112,7 @@ reaped AS (
            "claimed_at" = NULL,
            "lease_expires_at" = NULL,
            "deadline_at" = NULL,
+           "stalls_at" = NULL,
            "dispatched_at" = NULL
       FROM verdict
      WHERE job."id" = verdict.id
@@ -151,6 +161,10 @@ counted AS (
            LEAST(coalesce(sum(overdue_ms), 0) * 1000, 9223372036854775807)
       FROM reaped
      GROUP BY requeues, left(coalesce(stage, ''), 255)
+     UNION ALL
+    SELECT 'taken_back:' || reason, 'jobreaper_jobs', '', count(*), 0
+      FROM reaped
+     GROUP BY reason
 )
 SELECT id, stage, reason, fail_code, locked_by, attempt_count, lease_epoch, overdue_ms,
        CASE WHEN requeues THEN
