@@ -24,13 +24,8 @@ from jobreaper.protocol.batch import (
 )
 from jobreaper.queue.runs import OUTCOMES, Tally, is_loss
 
-# A job that is done is marked within this time, if necessary alone, ...
+# A job that is done is marked within this time, if necessary alone.
 LINGER_SEC: Final = 0.05
-# ... or, where that takes long, within this multiple of the time that the last group took: if a
-# busy server were sent smaller and smaller groups, it would have more and more to do. ...
-LINGER_FACTOR: Final = 3
-# ... At most this long.
-LONGEST_LINGER_SEC: Final = 0.5
 # Jobs that could not be ended or given back are tried again after this time, which doubles with
 # each further try.
 FIRST_RETRY_SEC: Final = 0.05
@@ -62,14 +57,9 @@ class InHand:
 
     Threads that run jobs call ``next()`` and ``put_done()`` and, if a group is full, end it. The
     main thread does the rest.
-
-    Args:
-        batch: a group of so many jobs is ended at once.
-        longest_linger_sec: how long a job that is done waits for others at most, if the database
-            takes long.
     """
 
-    def __init__(self, batch: int, longest_linger_sec: float = LONGEST_LINGER_SEC) -> None:
+    def __init__(self, batch: int) -> None:
         self.tally = Tally()
         self._batch = batch
         self._runs: set[Run] = set()
@@ -77,8 +67,6 @@ class InHand:
         # In the order of their claims. Jobs that have started are dropped when this is read.
         self._line: deque[Run] = deque()
         self._done: deque[Run] = deque()
-        self._linger_sec = LINGER_SEC
-        self._longest_linger_sec = max(LINGER_SEC, min(longest_linger_sec, LONGEST_LINGER_SEC))
         self._end_again = _Retry()
         # To be given back.
         self._unwanted: list[Run] = []
@@ -154,7 +142,7 @@ class InHand:
         """Return when there is something to do without a ring, or ``None`` for never."""
         moments = []
         if last := _at(self._done, -1):
-            moments.append(self._end_again.at if last.tried else local_clock() + self._linger_sec)
+            moments.append(self._end_again.at if last.tried else local_clock() + LINGER_SEC)
         if self._unwanted:
             moments.append(self._release_again.at)
         if self._line:
@@ -183,7 +171,7 @@ class InHand:
     def _is_time(self, done: deque[Run]) -> bool:
         if done[-1].tried:
             return self._end_again.is_due
-        has_lingered = local_clock() - done[0].ended_at >= self._linger_sec
+        has_lingered = local_clock() - done[0].ended_at >= LINGER_SEC
         return len(done) >= self._batch or not self.left or has_lingered
 
     def end(self, runs: Sequence[Run]) -> list[Run]:
@@ -197,13 +185,9 @@ class InHand:
             return []
         for run in runs:
             run.tried = True
-        began_at = local_clock()
         try:
             self._end(runs)
         finally:
-            took_sec = local_clock() - began_at
-            lingers_sec = max(LINGER_SEC, LINGER_FACTOR * took_sec)
-            self._linger_sec = min(lingers_sec, self._longest_linger_sec)
             left = [run for run in runs if run in self._runs]
             self._end_again.take_in(progress=len(left) < len(runs))
             self._done.extendleft(reversed(left))

@@ -56,7 +56,7 @@ class Lane:
         self.intake = intake
         self._handlers = handlers
         self._is_for_async = is_for_async
-        self.hand = InHand(batch, intake.longest_wait_sec)
+        self.hand = InHand(batch)
         self.crew = crew(self.hand, self.take_in)
         self._reach = reach
         self._ring = ring

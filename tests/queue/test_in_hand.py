@@ -1,7 +1,7 @@
 """What a worker has in hand: its leases, rows that are locked, outages, the end."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,7 @@ from psycopg.sql import SQL, Identifier
 from jobreaper import cancel, enqueue, enqueue_many, job_handler, reap
 from jobreaper.models import Job
 from jobreaper.protocol import heartbeat
-from jobreaper.protocol.batch import Ending, Run, claim_group, finish_group
-from jobreaper.queue import in_hand
+from jobreaper.protocol.batch import claim_group
 from jobreaper.queue.runs import Tally
 from jobreaper.queue.worker import Worker
 from jobreaper.tables import table_of
@@ -254,31 +253,3 @@ def test_after_an_error_a_worker_that_runs_once_starts_no_job_that_it_could_not_
     not_started = set(behind) - set(started)
     assert not_started
     assert {jobs.row(pk)["status"] for pk in not_started} == {"queued"}
-
-
-def test_the_slower_groups_end_the_longer_done_jobs_wait_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, took_sec = 100.0, 0.0
-
-    def slowly(runs: Sequence[Run]) -> Ending:
-        nonlocal now
-        now += took_sec
-        return finish_group(runs)
-
-    monkeypatch.setattr(in_hand, "local_clock", lambda: now)
-    monkeypatch.setattr(in_hand, "finish_group", slowly)
-    hand = in_hand.InHand(10, longest_linger_sec=0.4)
-    enqueue_many([{}] * 5, type="gate")
-    for took, linger_sec in [(0.0, 0.05), (0.01, 0.05), (0.1, 0.3), (1.0, 0.4), (0.01, 0.05)]:
-        took_sec = took
-        hand.take(claim_group(table_of(Job), 1, types=["gate"]))
-        run = hand.next()
-        assert run is not None
-        hand.put_done(run)
-        assert hand.end(hand.take_done(at_once=True)) == [run]
-        hand._done.append(run)
-        run.tried = False
-        moment = hand.next_moment(in_hand.LONGEST_RETRY_SEC)
-        assert moment == pytest.approx(now + linger_sec)
-        hand._done.clear()
