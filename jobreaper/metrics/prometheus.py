@@ -92,6 +92,14 @@ class _Page:
     """The metrics of one scrape."""
 
     def __init__(self) -> None:
+        self._make_totals()
+        self._make_standings()
+        self._schedules = Schedules()
+        self.up = GaugeMetricFamily(
+            "jobreaper_up", "Whether every database answered; if not, what is missing is unknown."
+        )
+
+    def _make_totals(self) -> None:
         self.requeues = CounterMetricFamily(
             "reaper_requeues",
             "Jobs whose lease ran out and which the reaper gave back to the queue.",
@@ -130,6 +138,8 @@ class _Page:
             "reaper_last_success_timestamp_seconds",
             "When a pass last left nothing undone; of several tables the one longest ago.",
         )
+
+    def _make_standings(self) -> None:
         self.jobs = GaugeMetricFamily(
             "jobreaper_jobs", "Unfinished jobs, estimated if many.", labels=["table", "status"]
         )
@@ -151,10 +161,6 @@ class _Page:
         )
         self.workers = GaugeMetricFamily(
             "jobreaper_workers", "Workers by what their process is.", labels=["kind", "state"]
-        )
-        self._schedules = Schedules()
-        self.up = GaugeMetricFamily(
-            "jobreaper_up", "Whether every database answered; if not, what is missing is unknown."
         )
 
     def __iter__(self) -> Iterator[Metric]:

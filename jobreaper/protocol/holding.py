@@ -118,9 +118,7 @@ class Holding:
         self.phase = Phase.HELD
         self._lock = threading.RLock()
         self._runs_out_at = claimed_at + length_sec
-        self._deadline: float | None = None
-        if (deadline := table.deadline(job)) is not None and self.expires_at is not None:
-            self._deadline = self._runs_out_at + (deadline - self.expires_at).total_seconds()
+        self._deadline = self._deadline_on_the_local_clock()
         self._claim_is_visible = False
         # Why heartbeats have failed since the last successful one.
         self._missed: str | None = None
@@ -138,8 +136,7 @@ class Holding:
         self.raised: BaseException | None = None
         # What the job's function returned, as JSON, for the statement that finishes the job.
         self.result: str | None = None
-        # What its function has reported and no heartbeat has carried yet, as JSON; and when the job
-        # counts as stalled, by the database's clock, as of the last heartbeat.
+        # A report that no heartbeat has carried yet, as JSON; when the job stalls, by the database.
         self.report: str | None = None
         self.stalls_at = table.stalls_at(job)
         # Whether the job may have a state that is deleted when it is finished.
@@ -152,6 +149,12 @@ class Holding:
         self.is_stopping: Callable[[], bool] | None = None
         # Why the function must end although the lease stands: the worker gives the job back.
         self.withdrawal: WorkerStopping | None = None
+
+    def _deadline_on_the_local_clock(self) -> float | None:
+        deadline = self.table.deadline(self.job)
+        if deadline is None or self.expires_at is None:
+            return None
+        return self._runs_out_at + (deadline - self.expires_at).total_seconds()
 
     @contextmanager
     def failing_by(self, error: BaseException | None) -> Iterator[None]:

@@ -224,7 +224,7 @@ def test_records_are_never_counted_to_the_end(superuser: Client, address: str, t
     for statement in over_table:
         assert "DISTINCT" not in statement
         assert "COUNT(" not in statement or "LIMIT 10001" in statement
-    assert len(captured) <= 6
+    assert len(captured) <= 7
 
 
 def test_many_events_are_estimated(superuser: Client) -> None:

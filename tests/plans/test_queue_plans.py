@@ -245,6 +245,7 @@ def test_ending_a_group_reads_that_group(
         "exceptions": [None] * n,
         "tracebacks": [None] * n,
         "results": "{}",
+        "reports": "{}",
         "retry": True,
         "delay_sec": None,
         "policies": conf.settings().policies_json,
