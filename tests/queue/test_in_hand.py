@@ -206,6 +206,7 @@ def test_of_jobs_that_wait_in_an_outage_none_is_started_in_vain(
     assert {jobs.row(pk)["org_id"] for pk in behind} == {"written"}
 
 
+@pytest.mark.slow
 def test_told_to_stop_in_an_outage_a_worker_leaves_what_it_holds_to_the_leases(
     gate: Gate, working: Any, jobs: Rows, sql: Sql, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,6 +320,7 @@ def test_the_metric_counts_them_by_table(jobs: Rows, asr_jobs: Rows, curse: None
     assert found == {"jobs": 2, "asr_jobs": 1}
 
 
+@pytest.mark.slow
 def test_500_jobs_beside_50_000_that_cannot_be_written_are_reaped_by_the_first_pass(
     jobs: Rows, curse: None, sql: Sql
 ) -> None:
