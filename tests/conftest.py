@@ -3,13 +3,16 @@
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import connection
+from django.test import override_settings
 from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
@@ -94,3 +97,12 @@ def sql(dsn: str) -> Iterator[Callable[..., list[dict[str, Any]]]]:
             return cursor.fetchall() if cursor.description else []
 
         yield run
+
+
+@pytest.fixture
+def as_before(transactional_db: None) -> Iterator[None]:
+    """Whatever functions and views the test installs, those from before are back afterwards."""
+    yield
+    # The test's own settings may still be in force.
+    with override_settings(JOBREAPER={}):
+        call_command("reaper_sql", "--install", stdout=StringIO())

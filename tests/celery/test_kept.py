@@ -26,6 +26,7 @@ Work = Callable[[Any, Any], object]
 @pytest.fixture(autouse=True)
 def nothing_open(transactional_db: None) -> Iterator[None]:
     connection.close()
+    kept.close_idle()  # of other tests
     yield
     heart.stop()
 

@@ -37,6 +37,7 @@ def job(settings: Any) -> Job:
     return Job.objects.get()
 
 
+@pytest.mark.usefixtures("as_before")
 def test_workers_in_other_languages_report_with_a_function(settings: Any, sql: Sql) -> None:
     settings.JOBREAPER = {"STAGES": {"scan": {"stall_after": "10m"}}}
     call_command("reaper_sql", "--install", stdout=StringIO())
@@ -55,7 +56,6 @@ def test_workers_in_other_languages_report_with_a_function(settings: Any, sql: S
         with pytest.raises(psycopg.Error, match="done and total must be"):
             sql(told, key, "w", epoch, done, 10, None)
     assert Job.objects.get().progress == {"done": 3.5}
-    call_command("reaper_sql", "--install", stdout=StringIO())
 
 
 def test_people_see_it(job: Job, client: Client) -> None:
@@ -71,6 +71,7 @@ def test_people_see_it(job: Job, client: Client) -> None:
     assert SHOWN in text(html(client, list_of(Job)))
 
 
+@pytest.mark.usefixtures("as_before")
 def test_a_stalled_job_is_named_in_the_views_and_among_those_that_stand_still(
     job: Job, client: Client, sql: Sql
 ) -> None:

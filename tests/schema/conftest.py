@@ -4,11 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from django.db import connection, connections
-from django.test import override_settings
 
-from jobreaper.schema import functions
-from jobreaper.tables import table_of
-from project.media.models import Job
 from tests.committed import transactional_db
 from tests.rows import Rows, Sql
 
@@ -28,17 +24,6 @@ def role(sql: Sql) -> Iterator[str]:
     sql(f"CREATE ROLE {name} LOGIN")
     yield name
     sql(f"DROP OWNED BY {name}; DROP ROLE {name}")
-
-
-@pytest.fixture
-def as_before(transactional_db: None) -> Iterator[None]:
-    """Whatever the test installs, what was there before is back afterwards."""
-    yield
-    # The test's own settings may still be in force.
-    with override_settings(JOBREAPER={}):
-        own = functions.of_package(connection)
-        for made in [*own, *functions.of_table(table_of(Job), connection)]:
-            made.create(connection)
 
 
 @pytest.fixture
