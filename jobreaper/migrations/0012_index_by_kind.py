@@ -1,10 +1,10 @@
 """The index that lets claims pass over a long line of paused jobs. It is built under traffic."""
 
 import django.db.models.functions.comparison
-from django.contrib.postgres.operations import AddIndexConcurrently
 from django.db import migrations, models
 
 import jobreaper.base
+from jobreaper.operations import BuildIndex
 
 
 class Migration(migrations.Migration):
@@ -15,9 +15,9 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        AddIndexConcurrently(
-            model_name="job",
-            index=jobreaper.base.LeaseIndex(
+        BuildIndex(
+            "job",
+            jobreaper.base.LeaseIndex(
                 django.db.models.functions.comparison.Coalesce("stage", models.Value("")),
                 django.db.models.functions.comparison.Coalesce("type", models.Value("")),
                 django.db.models.functions.comparison.Coalesce("queue", models.Value("")),

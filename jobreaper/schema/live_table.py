@@ -164,10 +164,24 @@ class LiveTable:
             return
         if is_valid is False:
             self._drop_concurrently(name)
-        if not is_valid:
-            # Without IF NOT EXISTS, which would accept another table's index of this name.
+        if is_valid:
+            return
+        # Without IF NOT EXISTS, which would accept another table's index of this name.
+        if self._is_empty(relation):
+            self._briefly(self._creating(index, "INDEX", relation.name))
+        else:
             statement = self._creating(index, "INDEX CONCURRENTLY", relation.name)
             self.editor.execute(statement, params=None)
+
+    def _is_empty(self, relation: _Relation) -> bool:
+        """Return whether nobody has to wait for a plain build, which itself waits for nobody. What
+        is only printed is for any table.
+        """
+        if self.editor.collect_sql or relation.kind is None:
+            return False
+        with self.editor.connection.cursor() as cursor:
+            cursor.execute(f"SELECT FROM {relation.name} LIMIT 1")
+            return cursor.fetchone() is None
 
     def _drop_concurrently(self, index: str) -> None:
         self.editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", params=None)

@@ -13,10 +13,10 @@ from jobreaper.schema import functions
 from jobreaper.tables import job_tables, table_of
 from project.media.models import Job
 from tests.rows import Rows, Sql
-from tests.schema.conftest import as_before, jobs
+from tests.schema.conftest import jobs
 from tests.schema.test_casts import a_pass, a_queue, by_hand, fail_attempt, finish, metrics, release
 
-__all__ = ["as_before", "jobs"]
+__all__ = ["jobs"]
 
 pytestmark = pytest.mark.usefixtures("as_before")
 

@@ -52,6 +52,8 @@ class Guide:
     settings: str
     enqueue: str
     worker: str
+    # A query that has a row when whatever was put into the old queue has ended.
+    ended: str
     # A query for what is in the old queue for later, after going back.
     later: str
     settings_of_going_back: str = ""
@@ -74,7 +76,9 @@ GUIDES = [
         "def later(order, at): send_invoice.using(run_after=at).enqueue(order)\n"
         "new = at_once\n",
         "python manage.py db_worker --interval 0.1 --no-startup-delay --no-reload",
-        "SELECT run_after AS at FROM django_tasks_db_dbtaskresult WHERE status = 'READY'",
+        "SELECT 1 FROM django_tasks_database_dbtaskresult"
+        " HAVING bool_and(status IN ('SUCCESSFUL', 'FAILED'))",
+        "SELECT run_after AS at FROM django_tasks_database_dbtaskresult WHERE status = 'READY'",
         OLD_TASKS,
     ),
     Guide(
@@ -87,6 +91,7 @@ GUIDES = [
         "    from jobreaper import enqueue\n"
         "    enqueue('shop.tasks.send_invoice', {'order': order})\n",
         "python manage.py procrastinate worker",
+        "SELECT 1 FROM procrastinate_jobs HAVING bool_and(status IN ('succeeded', 'failed'))",
         "SELECT scheduled_at AS at FROM procrastinate_jobs WHERE status = 'todo'",
     ),
     Guide(
@@ -101,6 +106,7 @@ GUIDES = [
         "    from jobreaper import enqueue\n"
         "    enqueue('shop.tasks.send_invoice', {'args': [order], 'kwargs': {}})\n",
         "python manage.py qcluster",
+        "SELECT 1 FROM django_q_ormq HAVING count(*) = 0",
         "SELECT next_run AS at FROM django_q_schedule WHERE repeats <> 0",
     ),
 ]
@@ -168,7 +174,9 @@ def test_no_job_is_lost_on_the_way_and_none_runs_twice(guide: Guide, site: Site)
         site.add(f"shop/{path}.py", code)
     site.run("python manage.py migrate")
     old = site.start(guide.worker)
-    call(site, at_once=["done", "broken", "dead"])
+    call(site, at_once=["done", "broken"])
+    site.await_row(guide.ended)
+    call(site, at_once=["dead"])
     wait_for(site, "begun", "dead")
     kill(old)
     old = site.start(guide.worker)
@@ -211,9 +219,12 @@ def test_no_job_is_lost_on_the_way_and_none_runs_twice(guide: Guide, site: Site)
 
 
 REPORTS = """
+import os
+from pathlib import Path
 from shop.delivery import deliver
 
 def write(title):
+    Path(title + " runs in").write_text(str(os.getpid()))
     deliver(title)
 """
 
@@ -256,12 +267,12 @@ def test_rows_of_a_status_column_run_once_whatever_became_of_their_messages(repo
         site.run(f'python manage.py shell -v 0 -c "from reports.call import new; new({arguments})"')
 
     [start] = markdown.commands(work)
-    old_start = start.replace(" --beat", " --pool solo --prefetch-multiplier 1")
+    old_start = start.replace(" --beat", " --concurrency 1 --prefetch-multiplier 1")
     old = site.start(old_start)
     new("'done', 'broken', 'dead'")
     wait_for(site, "begun", "dead")
-    kill(old)
-    old = site.start(old_start)
+    # Only the child: the worker acknowledges the message, as it did all those that were lost.
+    os.kill(int((site.home / "dead runs in").read_text()), signal.SIGKILL)
     new("'slow', 'first', 'second'")
     new("'unsent', send=False")
     wait_for(site, "begun", "slow")

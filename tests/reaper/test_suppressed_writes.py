@@ -16,9 +16,6 @@ from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.refusals import refusing
 from tests.rows import Rows, Sql, ago
-from tests.schema.conftest import as_before
-
-__all__ = ["as_before"]
 
 SAID = "a trigger or a rule suppressed the write of 1 row"
 

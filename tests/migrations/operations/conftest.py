@@ -43,7 +43,7 @@ class Large:
             [*({} if own_key else key).items(), *fields.items()],
             {"db_table": db_table, **options},
         ).state_forwards("large", self.before)
-        self.operation = AddLeaseColumns("Large")
+        self.operation: Operation = AddLeaseColumns("Large")
         self.compute_after()
 
     def declare(self, operation: Operation) -> None:

@@ -13,9 +13,9 @@ from django.db.migrations.graph import MigrationGraph
 from django.db.migrations.state import ModelState, ProjectState
 from django.test.utils import isolate_apps
 
-from jobreaper import operations
 from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob, LeaseIndex, lease_indexes
 from jobreaper.exceptions import ConfigurationError
+from jobreaper.operations import lease_columns
 from jobreaper.schema import live_table
 from tests.migrations.operations.conftest import ROWS, Large, Make
 from tests.rows import Sql
@@ -283,10 +283,12 @@ def test_a_column_that_somebody_adds_meanwhile_is_not_taken_for_ours(
 
 
 def test_what_the_model_had_is_there_after_it_was_undone(large: Large, sql: Sql) -> None:
-    declare(large, *operations.COLUMNS - {"status"})
+    declare(large, *lease_columns.COLUMNS - {"status"})
     due = next(index for index in lease_indexes("large_jobs") if "due" in index.name)
     large.declare(migrations.AddIndex("Large", due))
-    had = ", ".join(f"ADD COLUMN {name} int" for name in operations.COLUMNS - {"status", "stage"})
+    had = ", ".join(
+        f"ADD COLUMN {name} int" for name in lease_columns.COLUMNS - {"status", "stage"}
+    )
     sql(f"ALTER TABLE large_jobs {had}, ADD COLUMN stage text")
     sql(f"CREATE INDEX {due.name} ON large_jobs (id)")
     before = columns(sql)
@@ -354,8 +356,8 @@ def test_what_leased_job_gains_in_a_later_version_is_left_to_makemigrations(
         )
     by_colour = LeaseIndex.named("large_jobs", "by_colour", fields=["colour"])
     gained = [*lease_indexes("large_jobs"), by_colour]
-    monkeypatch.setattr(operations, "LeasedJob", later)
-    monkeypatch.setattr(operations, "lease_indexes", lambda *args, **kwargs: gained)
+    monkeypatch.setattr(lease_columns, "LeasedJob", later)
+    monkeypatch.setattr(lease_columns, "lease_indexes", lambda *args, **kwargs: gained)
     state = Large().after.models["large", "large"]
     assert set(state.fields) == {*PROTOCOL_COLUMNS, "id", "payload"}
     assert {index.name for index in state.options["indexes"]} == INDEXES

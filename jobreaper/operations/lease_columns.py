@@ -1,25 +1,20 @@
-"""Operations for the migrations of a project that uses this package."""
+"""``AddLeaseColumns``: a large table becomes a job table under traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
-from django.apps import apps
-from django.core.management.base import CommandError
-from django.db import NotSupportedError, models, router, transaction
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.migrations.operations.base import Operation
+from django.db import models
 from django.db.migrations.state import ProjectState
 
 from jobreaper.base import LeasedJob, lease_indexes
 from jobreaper.exceptions import ConfigurationError, NotLeasable
-from jobreaper.schema import functions, guard, migrating
+from jobreaper.operations.of_table import OfTable, Place
+from jobreaper.schema import guard
 from jobreaper.schema.live_table import LiveTable
-from jobreaper.schema.objects import NotAllowed
-from jobreaper.tables import JobTable, table_of
+from jobreaper.tables import JobTable
 
 # What the operation adds must never change, because every later version of this package reads
 # existing migrations again. makemigrations finds fields that LeasedJob gets later.
@@ -47,69 +42,7 @@ COLUMNS: Final = frozenset(
 INDEXES: Final = ("status_lease", "queued_due", "queued_priority")
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The table that an operation is for: its model, and the project without the operation."""
-
-    app_label: str
-    schema_editor: BaseDatabaseSchemaEditor
-    model: type[models.Model]
-    without: ProjectState
-
-
-class _OfTable(Operation):
-    """An operation that makes something for the table of one model, and drops it again."""
-
-    reversible = True
-
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
-
-    def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Change nothing: Django has no state for what is made."""
-
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        """Make it, unless a router keeps the table out of the database."""
-        self._run(self._make, app_label, schema_editor, to_state, from_state)
-
-    def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        """Drop it."""
-        self._run(self._drop, app_label, schema_editor, from_state, to_state)
-
-    def _run(
-        self,
-        change: Callable[[_Place], None],
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        having: ProjectState,
-        without: ProjectState,
-    ) -> None:
-        model = having.apps.get_model(app_label, self.model_name)
-        # Django's allow_migrate_model() returns False for an unmanaged model, but its table is
-        # supported here.
-        if router.allow_migrate_model(schema_editor.connection.alias, model):
-            change(_Place(app_label, schema_editor, model, without))
-
-    def _make(self, place: _Place) -> None:
-        raise NotImplementedError
-
-    def _drop(self, place: _Place) -> None:
-        raise NotImplementedError
-
-
-class AddLeaseColumns(_OfTable):
+class AddLeaseColumns(OfTable):
     """Turn a large table under traffic into a job table: add the missing lease columns and their
     indexes.
 
@@ -137,7 +70,7 @@ class AddLeaseColumns(_OfTable):
         for index in _indexes_of(model, model_state.options)(model._meta.db_table):
             state.add_index(app_label, self.model_name.lower(), index)
 
-    def _make(self, place: _Place) -> None:
+    def _make(self, place: Place) -> None:
         """Add the columns, then build the indexes.
 
         Raises:
@@ -148,7 +81,7 @@ class AddLeaseColumns(_OfTable):
         job_table = JobTable(model=place.model)
         if job_table.has_composite_key:
             raise NotLeasable(job_table.name, ())
-        table = self._live_table(place)
+        table = self._table(place)
         there = table.columns()
         new = self._new_fields(place)
         self._refuse_strangers(place, job_table, there, new)
@@ -164,9 +97,9 @@ class AddLeaseColumns(_OfTable):
         if self.guard:
             table.run(guard.creating(job_table))
 
-    def _drop(self, place: _Place) -> None:
+    def _drop(self, place: Place) -> None:
         """Drop the indexes, then the columns that the operation added."""
-        table = self._live_table(place)
+        table = self._table(place)
         there = table.columns()
         if self.guard:
             table.run(guard.dropping(JobTable(model=place.model)))
@@ -183,7 +116,7 @@ class AddLeaseColumns(_OfTable):
         """The part of a migration's name."""
         return f"{self.model_name.lower()}_leases"
 
-    def _new_fields(self, place: _Place) -> dict[str, models.Field[Any, Any]]:
+    def _new_fields(self, place: Place) -> dict[str, models.Field[Any, Any]]:
         """Return the fields that the operation adds to the model, by column."""
         had = place.without.models[place.app_label, self.model_name.lower()].fields
         return {
@@ -192,13 +125,13 @@ class AddLeaseColumns(_OfTable):
             if field.name in COLUMNS - had.keys()
         }
 
-    def _mark(self, place: _Place) -> str:
+    def _mark(self, place: Place) -> str:
         """Return the comment of a column that this operation has added."""
         return f"Added by AddLeaseColumns to {place.app_label}.{self.model_name}"
 
     def _refuse_strangers(
         self,
-        place: _Place,
+        place: Place,
         table: JobTable,
         there: Mapping[str, str | None],
         new: Collection[str],
@@ -231,14 +164,9 @@ class AddLeaseColumns(_OfTable):
                 "see docs/adoption.md"
             )
 
-    def _live_table(self, place: _Place) -> LiveTable:
-        if place.schema_editor.connection.in_atomic_block:
-            raise NotSupportedError(
-                "AddLeaseColumns builds indexes concurrently, which PostgreSQL does not do in a "
-                "transaction: set atomic = False on the migration"
-            )
+    def _table(self, place: Place) -> LiveTable:
         options = place.without.models[place.app_label, self.model_name.lower()].options
-        return LiveTable(place.schema_editor, place.model, _indexes_of(place.model, options))
+        return self._live_table(place, _indexes_of(place.model, options))
 
 
 def _indexes_of(
@@ -255,94 +183,3 @@ def _indexes_of(
     had_names = {index.name for index in had.get("indexes", [])}
     is_new = [index.name not in had_names for index in of(model._meta.db_table)]
     return lambda table: list(compress(of(table), is_new))
-
-
-class GuardLease(_OfTable):
-    """Let the table of a ``LeasedJob`` refuse an UPDATE from a stale copy of a row: one that lowers
-    the epoch, or that makes a job which has ended queued or processing at the same epoch. Django
-    raises ``IntegrityError``.
-
-    ``LeasedJob.save()`` sends no such UPDATE. The trigger is for what goes past it: a queryset's
-    ``update()``, data migrations, programs in other languages. It costs a comparison an UPDATE.
-    """
-
-    def _make(self, place: _Place) -> None:
-        """Make the trigger.
-
-        Raises:
-            NotLeasable: the model has not the fields of a ``LeasedJob``.
-        """
-        _run(place, guard.creating(JobTable(model=place.model)))
-
-    def _drop(self, place: _Place) -> None:
-        """Drop the trigger."""
-        _run(place, guard.dropping(JobTable(model=place.model)))
-
-    def describe(self) -> str:
-        """Return what ``manage.py migrate --plan`` prints."""
-        return f"Guard the leases of {self.model_name}"
-
-    @property
-    def migration_name_fragment(self) -> str:
-        """The part of a migration's name."""
-        return f"{self.model_name.lower()}_guard"
-
-
-def _run(place: _Place, statement: str) -> None:
-    LiveTable(place.schema_editor, place.model, lambda _: []).run(statement)
-
-
-class InstallSQL(_OfTable):
-    """Install the SQL functions and monitoring views of one job table.
-
-    The functions are for workers in any language, the views show which jobs are stuck. Both are
-    rendered from the installed version of this package, so run ``manage.py reaper_sql --install``
-    after an upgrade. A check says when this is necessary.
-
-    They always match the current model. If a later migration gives the table its current name or
-    columns, they are created at the end of ``migrate``. If the model no longer exists, they are not
-    created.
-    """
-
-    reduces_to_sql = False
-
-    def _make(self, place: _Place) -> None:
-        """Create the package's functions, then the table's functions and views if the table is
-        ready.
-        """
-        connection = place.schema_editor.connection
-        with transaction.atomic(using=connection.alias):
-            # A later migration of this package may create a table that its functions already use.
-            place.schema_editor.execute("SET LOCAL check_function_bodies = off")
-            try:
-                for made in functions.of_package(connection):
-                    made.create(connection)
-                for table in self._tables(place.app_label):
-                    migrating.create_when_ready(table, connection)
-            # `migrate` shows this one without a traceback.
-            except NotAllowed as error:
-                raise CommandError(str(error)) from error
-
-    def _drop(self, place: _Place) -> None:
-        """Drop the table's functions and views; other tables may need the package's."""
-        connection = place.schema_editor.connection
-        for table in self._tables(place.app_label):
-            for made in reversed(functions.of_table(table, connection)):
-                made.drop(connection)
-
-    def describe(self) -> str:
-        """Return what ``manage.py migrate --plan`` prints."""
-        return f"Install the job functions and views of {self.model_name}"
-
-    @property
-    def migration_name_fragment(self) -> str:
-        """The part of a migration's name."""
-        return f"{self.model_name.lower()}_sql"
-
-    def _tables(self, app_label: str) -> list[JobTable]:
-        # The registry contains the current model, not the one in this migration's state, which may
-        # have been renamed or deleted since.
-        try:
-            return [table_of(apps.get_model(app_label, self.model_name))]
-        except LookupError:
-            return []
