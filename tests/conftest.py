@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from jobreaper import logs
+from jobreaper.protocol import heartbeat, lines
 from project.embedded import Postgres
 from tests.committed import emptying, transactional_db
 
@@ -50,6 +51,16 @@ def server(open_path: Path) -> Iterator[Postgres]:
     server.start()
     yield server
     server.stop("immediate")
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test inherits what others have left in the process: leases to be renewed, and lines that
+    their claims found to be long.
+    """
+    monkeypatch.setattr(lines, "_long", {})
+    yield
+    heartbeat.heart.remove(*list(heartbeat.heart._leases))
 
 
 @pytest.fixture(autouse=True, scope="session")

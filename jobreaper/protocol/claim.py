@@ -138,14 +138,15 @@ def take(table: JobTable, worker: str | None, params: Mapping[str, Any]) -> list
         return []
     claim = _Claim(table, worker, params)
     try:
-        return _take(claim)
+        return _take(claim, raises=claim.is_for_one)
     except DatabaseError as error:
         if not around.is_about_rows(table, error):
             raise
         return _around(table, worker, params, error)
 
 
-def _take(claim: _Claim) -> list[Lease]:
+def _take(claim: _Claim, *, raises: bool = False) -> list[Lease]:
+    """Send a claim. With ``raises``, raise the error of an instance that cannot be created."""
     try:
         leases = retrying(claim.connection, claim.send)
     except (Error, JobreaperError):
@@ -164,7 +165,7 @@ def _take(claim: _Claim) -> list[Lease]:
             lease.fail(error)
         except (LeaseLost, Error) as unwritten:
             logger.error("its attempt was not failed: %s", in_words(unwritten))
-        if claim.is_for_one:
+        if raises:
             raise error
     return leases
 
@@ -182,9 +183,7 @@ def _around(
         raise error
 
     def send(key: Any, n: int = 1) -> list[Lease]:
-        claim = _Claim(table, worker, {**params, "id": key, "n": n})
-        claim.is_for_one = False
-        return _take(claim)
+        return _take(_Claim(table, worker, {**params, "id": key, "n": n}))
 
     # If the table refuses even this, the reason is the table itself.
     send(None, 0)

@@ -29,7 +29,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     for statements in made:
         statements.pop("claim", None)
     monkeypatch.setattr(kinds, "LOOK_MS", -1 if way == "ends its look at once" else 3_600_000)
-    monkeypatch.setattr(lines, "_long", {})
     if way == "knows the line":
         lines.note_long(table)
     yield way

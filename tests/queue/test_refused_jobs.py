@@ -10,10 +10,11 @@ from django.db import DatabaseError, connections
 
 from jobreaper import claim, claim_next, enqueue, enqueue_many, job_handler, reap
 from jobreaper.models import Job
-from jobreaper.protocol import heartbeat
+from jobreaper.protocol import heartbeat, lines
 from jobreaper.queue.runs import run_due
 from jobreaper.queue.worker import Worker
 from jobreaper.states import Status
+from jobreaper.tables import table_of
 from tests.refusals import OF_COUNTERS, WAYS, refusing
 from tests.rows import Rows, Sql
 from tests.waiting import until
@@ -119,6 +120,17 @@ def test_a_row_that_no_claim_can_write_keeps_nobody_from_theirs(
     assert jobs.row(bad.pk)["status"] == Status.QUEUED
     # Left out, it costs no further try.
     assert sql("SELECT tries FROM jobreaper_refused_rows") == [{"tries": 1}]
+
+
+def test_behind_a_long_line_it_keeps_nobody_from_theirs_either(
+    jobs: Rows, sql: Sql, claims_refused: Callable[[str], None]
+) -> None:
+    bad = enqueue("simple", {"bad": True}, priority=9)
+    good = [enqueue("simple").pk for _ in range(5)]
+    claims_refused("check")
+    lines.note_long(table_of(Job))
+    assert [lease.pk for lease in claim_next(Job, 9)] == good
+    assert sql("SELECT key FROM jobreaper_refused_rows") == [{"key": str(bad.pk)}]
 
 
 def test_many_rows_that_cannot_be_claimed_do_not_stop_a_worker(

@@ -177,7 +177,7 @@ def test_a_model_that_is_gone_since_does_not_stop_a_new_database(
         raise LookupError(f"App {app_label!r} doesn't have a {model_name!r} model.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jobreaper.operations.apps.get_model", gone)
+        patch.setattr("jobreaper.operations.install_sql.apps.get_model", gone)
         applied(operation)
         applied(operation, backwards=True)
     assert not [name for name in there() if '"jobs_' in name]

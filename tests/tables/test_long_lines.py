@@ -29,7 +29,6 @@ def test_its_claims_pass_over_a_paused_stage(
         indexes = connection.introspection.get_constraints(cursor, "chores")
     assert "idx_chores_queued_kind" in indexes
     monkeypatch.setattr(kinds, "LOOK_MS", -1)
-    monkeypatch.setattr(lines, "_long", {})
     stages = ["paused", "paused", "a", None, "b", "paused", "a"]
     made = [chore.objects.create(stage=stage).pk for stage in stages]
     pause("paused", model=chore)
