@@ -68,6 +68,7 @@ def form_of(page: str, action: str) -> dict[str, str]:
     raise AssertionError(f"no button {action}")
 
 
+@pytest.mark.slow
 def test_every_link_form_and_redirect_keeps_the_key(superuser: Client, errands: Any) -> None:
     decoy = errands.objects.create(pk="decoy")
     for key in KEYS:
@@ -90,6 +91,7 @@ def test_every_link_form_and_redirect_keeps_the_key(superuser: Client, errands: 
         assert [job.pk for job in errands.objects.all()] == ["decoy"]
 
 
+@pytest.mark.slow
 def test_the_actions_and_the_search_of_the_list_keep_it(superuser: Client, errands: Any) -> None:
     errands.objects.bulk_create([errands(pk=key) for key in KEYS])
     for key in KEYS:

@@ -123,6 +123,7 @@ def test_the_way_back_and_forth_keeps_the_rows(migrate: Migrate, sql: Sql) -> No
         lease.finish()
 
 
+@pytest.mark.slow
 def test_the_package_can_be_taken_out_and_put_back_and_its_events_outlive_it(
     migrate: Migrate, sql: Sql
 ) -> None:

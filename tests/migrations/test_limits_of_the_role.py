@@ -16,6 +16,8 @@ from tests.migrations.conftest import Migrate, Sql
 
 __all__ = ["limit"]
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_migrations_run_there_and_back_under_what_changes_the_meaning_of_statements(
     migrate: Migrate, limit: Limit, sql: Sql

@@ -133,6 +133,7 @@ def test_behind_a_long_line_it_keeps_nobody_from_theirs_either(
     assert sql("SELECT key FROM jobreaper_refused_rows") == [{"key": str(bad.pk)}]
 
 
+@pytest.mark.slow
 def test_many_rows_that_cannot_be_claimed_do_not_stop_a_worker(
     jobs: Rows, sql: Sql, claims_refused: Callable[[str], None]
 ) -> None:

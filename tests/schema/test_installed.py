@@ -46,6 +46,7 @@ def test_what_was_migrated_is_what_this_version_renders() -> None:
     assert '"public"."reclaim_stale_jobs"' in names
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_before")
 def test_changed_policies_are_told_until_they_are_installed(sql: Sql) -> None:
     with override_settings(JOBREAPER={"DEFAULT_LEASE_SEC": 1234}):
