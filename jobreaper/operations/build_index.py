@@ -15,7 +15,7 @@ class BuildIndex(OfTable):
 
     It does what Django's ``AddIndexConcurrently`` does, and three things more. If you run it again
     after an interruption, it builds the index again. On a partitioned table it builds the index
-    partition by partition. On an empty table it waits for nobody. The migration must have
+    partition by partition. On a new table it waits for nobody. The migration must have
     ``atomic = False``.
     """
 

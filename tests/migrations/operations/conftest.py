@@ -66,6 +66,16 @@ class Large:
             self.operation.database_backwards("large", editor, self.after, self.before)
 
 
+def indexes(sql: Sql, like: str) -> dict[str, bool]:
+    """Whether each index of the tables whose names are like this is valid, by name."""
+    rows = sql(
+        "SELECT indexrelid::regclass::text AS name, indisvalid FROM pg_index"
+        " WHERE indrelid::regclass::text LIKE %s AND NOT indisprimary",
+        like,
+    )
+    return {row["name"]: row["indisvalid"] for row in rows}
+
+
 @pytest.fixture
 def large(sql: Sql) -> Iterator[Large]:
     sql("""

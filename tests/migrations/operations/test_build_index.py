@@ -7,22 +7,12 @@ import pytest
 from django.db import NotSupportedError, connection, models, transaction
 
 from jobreaper.operations import BuildIndex
-from tests.migrations.operations.conftest import Large, Make
+from tests.migrations.operations.conftest import Large, Make, indexes
 from tests.rows import Sql
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 INDEX = models.Index(fields=["payload"], name="payload_idx")
-
-
-def indexes(sql: Sql, tables: str) -> dict[str, bool]:
-    """Whether each index of these tables is valid."""
-    rows = sql(
-        "SELECT indexrelid::regclass::text AS name, indisvalid FROM pg_index"
-        " WHERE indrelid::regclass::text LIKE %s AND NOT indisprimary",
-        tables,
-    )
-    return {row["name"]: row["indisvalid"] for row in rows}
 
 
 def indexed(table: Large) -> Large:

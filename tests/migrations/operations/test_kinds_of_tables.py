@@ -10,7 +10,7 @@ from django.test.utils import isolate_apps
 from jobreaper.base import PROTOCOL_COLUMNS, LeasedJob
 from jobreaper.exceptions import NotLeasable
 from jobreaper.schema import live_table
-from tests.migrations.operations.conftest import Fields, Large, Make
+from tests.migrations.operations.conftest import Fields, Large, Make, indexes
 from tests.rows import Sql
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -39,16 +39,6 @@ def partitioned(make: Make, sql: Sql) -> Large:
     )
     sql("INSERT INTO parted_jobs (org) SELECT 1 + n %% 2 FROM generate_series(1, %s) AS n", 100)
     return Large("parted_jobs")
-
-
-def indexes(sql: Sql, like: str) -> dict[str, bool]:
-    """Each lease index of the tables whose name is so, and whether it serves."""
-    rows = sql(
-        "SELECT indexrelid::regclass::text AS name, indisvalid FROM pg_index"
-        " WHERE indrelid::regclass::text LIKE %s AND NOT indisprimary",
-        like,
-    )
-    return {row["name"]: row["indisvalid"] for row in rows}
 
 
 def expected(*tables: str) -> dict[str, bool]:
