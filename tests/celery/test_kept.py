@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.fixups import django as fixups
+from celery.signals import task_prerun
 from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
@@ -154,6 +155,17 @@ def test_a_connection_that_no_task_wants_is_closed(
     until(lambda: not sql("SELECT FROM pg_stat_activity WHERE pid = %s", sessions[0]))
 
 
+@pytest.fixture
+def opened_before() -> Iterator[Callable[[], object]]:
+    """Open a connection before a task begins, after Celery has closed those that are open."""
+
+    def open_it(**kwargs: Any) -> None:
+        connection.ensure_connection()
+
+    yield lambda: task_prerun.connect(open_it)
+    task_prerun.disconnect(open_it)
+
+
 @pytest.mark.parametrize(
     "whose", ["opened before", "a tenant's", "with rows of its own", "Celery's"]
 )
@@ -163,9 +175,10 @@ def test_connections_of_others_are_left_to_celery(
     one_app: Celery,
     monkeypatch: pytest.MonkeyPatch,
     settings: Any,
+    opened_before: Callable[[], object],
 ) -> None:
     if whose == "opened before":
-        connection.ensure_connection()
+        opened_before()
     elif whose == "a tenant's":
         monkeypatch.setattr(type(connections["default"]), "set_tenant", 1, raising=False)
     elif whose == "with rows of its own":
