@@ -13,6 +13,7 @@ from select import select
 from typing import Any, Final
 
 from django.db import DatabaseError, Error, models, transaction
+from psycopg.pq import TransactionStatus
 
 from jobreaper import conf, signals, sql, values
 from jobreaper.db import (
@@ -273,7 +274,8 @@ class _Claim:
         if in_transaction(connection):
             return []
         try:
-            if (raw := connection.connection) is not None and not raw.closed:
+            raw = connection.connection
+            if raw is not None and raw.info.transaction_status == TransactionStatus.ACTIVE:
                 raw.cancel_safe(timeout=LOCK_TIMEOUT_SEC)
                 # The answer arrives when the claim is committed or rolled back.
                 select([raw], [], [], LOCK_TIMEOUT_SEC)

@@ -123,6 +123,23 @@ def test_what_the_server_claimed_all_the_same_is_given_back(
     assert jobs.event_types(key) == [event]
 
 
+def test_nothing_is_waited_for_when_the_answer_was_there_already(
+    claims: Any, jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(*args: Any) -> Any:
+        monkeypatch.delattr(Job, "from_db")
+        raise KeyboardInterrupt
+
+    key = jobs.plant()
+    monkeypatch.setattr(Job, "from_db", classmethod(strike), raising=False)
+    # Longer than a test may take.
+    monkeypatch.setattr("jobreaper.protocol.claim.LOCK_TIMEOUT_SEC", 3600.0)
+    with pytest.raises(KeyboardInterrupt):
+        claims(key)
+    assert jobs.row(key)["status"] == Status.QUEUED
+    assert jobs.event_types(key) == [EventType.JOB_RELEASED]
+
+
 def test_a_receiver_that_exits_leaves_no_job_behind(claims: Any, jobs: Rows) -> None:
     def leave(**kwargs: Any) -> None:
         raise SystemExit
