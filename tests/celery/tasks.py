@@ -15,6 +15,7 @@ from celery import shared_task
 from django.db import connection, transaction
 
 from jobreaper import LeasedTask
+from tests.celery.files import begun
 
 LONGEST_SEC = 60
 
@@ -57,7 +58,6 @@ def wait_patiently(job: Any, lease: Any) -> None:
 
 def _wait(job: Any, each_time: Callable[[], object]) -> None:
     file = Path(job.payload["file"])
-    file.with_suffix(".begun").touch()
     # A connection for each job that waits would be more than a server has.
     if not connection.in_atomic_block:
         connection.close()
@@ -127,21 +127,26 @@ DEEDS: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
+def _do(job: Any, lease: Any) -> None:
+    begun(job.payload, job.attempt_count).touch()
+    DEEDS[job.payload["deed"]](job, lease)
+
+
 @shared_task(base=LeasedTask, model="media.Job", stage="deed")
 def do(job: Any, lease: Any) -> None:
-    DEEDS[job.payload["deed"]](job, lease)
+    _do(job, lease)
 
 
 @shared_task(base=LeasedTask, model="media.Job", stage="poison")
 def do_poison(job: Any, lease: Any) -> None:
-    DEEDS[job.payload["deed"]](job, lease)
+    _do(job, lease)
 
 
 @shared_task(base=LeasedTask, model="media.Job", stage="interruptible", interrupt=True)
 def do_interruptible(job: Any, lease: Any) -> None:
-    DEEDS[job.payload["deed"]](job, lease)
+    _do(job, lease)
 
 
 @shared_task(base=LeasedTask, model="media.Job", stage="acks-late", acks_late=True)
 def do_acks_late(job: Any, lease: Any) -> None:
-    DEEDS[job.payload["deed"]](job, lease)
+    _do(job, lease)

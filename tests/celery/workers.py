@@ -12,6 +12,7 @@ from celery import Celery
 from psycopg.types.json import Jsonb
 
 from tests.celery.brokers import Queue, celery_app
+from tests.celery.files import begun
 from tests.processes.children import Child
 from tests.project.processes import has_ended
 from tests.rows import Rows
@@ -83,11 +84,13 @@ def pid_of(row: dict[str, Any]) -> int:
 
 
 def running(jobs: Rows, key: int, attempt: int = 1) -> int:
-    """Wait until an attempt of the job runs; return the process that runs it."""
+    """Wait until the function of an attempt of the job runs; return the process that runs it."""
 
     def is_running() -> dict[str, Any] | None:
         row = jobs.row(key)
-        return row if (row["status"], row["attempt_count"]) == ("processing", attempt) else None
+        if (row["status"], row["attempt_count"]) != ("processing", attempt):
+            return None
+        return row if begun(row["payload"], attempt).exists() else None
 
     return pid_of(until(is_running))
 
