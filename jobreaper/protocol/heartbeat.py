@@ -16,7 +16,7 @@ import os
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, Protocol
 
@@ -208,11 +208,15 @@ class Heart:
 
     def _give_turn(self, companion: Companion, leases: list[Holding]) -> None:
         turn = companion.next_turn(leases)
-        if turn is None or turn > local_clock():
-            return
+        if turn is not None and turn <= local_clock():
+            self._let(partial(companion.take_turn, leases))
+
+    def _let(self, act: Callable[[], object]) -> None:
+        """Let a companion act. Whatever goes wrong, the beats go on; on new connections, since
+        these may be broken.
+        """
         try:
-            companion.take_turn(leases)
-        # Whatever it is, the beats go on; on new connections, since these may be broken.
+            act()
         except Exception as error:
             connections.close_all()
             logger.debug("heartbeat thread: %s", in_words(error))
@@ -243,7 +247,7 @@ class Heart:
     def _rest(self) -> None:
         """Let go of what is not needed while there is nothing to do."""
         for companion in self._companions:
-            companion.idle()
+            self._let(companion.idle)
         self._disconnect()
 
     def _disconnect(self) -> None:

@@ -352,3 +352,33 @@ def test_a_receiver_that_raises_does_not_stop_the_beats(sql: Sql, beats: Beats) 
         assert is_renewed(lease)
     finally:
         signals.heartbeat_failed.disconnect(raise_it)
+
+
+def test_a_companion_that_raises_does_not_stop_the_beats(sql: Sql, beats: Beats) -> None:
+    raised: list[str] = []
+
+    class Broken:
+        def next_turn(self, held: object) -> float | None:
+            return None if "turn" in raised else 0.0
+
+        def take_turn(self, held: object) -> None:
+            raised.append("turn")
+            raise ZeroDivisionError
+
+        def idle(self) -> None:
+            raised.append("idle")
+            raise ZeroDivisionError
+
+    lease = hold_one(sql)
+    companion = Broken()
+    heartbeat.heart.accompany(companion)
+    try:
+        until(lambda: "turn" in raised)
+        assert is_renewed(lease)
+        [thread] = heartbeat_threads()
+        heartbeat.heart.remove(holding_of(lease))
+        until(lambda: "idle" in raised)
+        assert is_renewed(hold_one(sql))
+        assert heartbeat_threads() == [thread]
+    finally:
+        heartbeat.heart._companions.remove(companion)
