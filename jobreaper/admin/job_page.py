@@ -66,6 +66,8 @@ class Bar:
         """How it ended, in a word."""
         if _is_overdue(self.attempt):
             return PARTS[REAPED]
+        if _is_late(self.attempt):
+            return PARTS[SILENT]
         return _OUTCOMES.get(self.attempt.outcome, self.attempt.outcome)
 
     @property
@@ -142,6 +144,8 @@ def _span(end: datetime | None, begin: datetime | None) -> str:
 def _tone(attempt: Attempt) -> str:
     if _is_lost(attempt):
         return REAPED
+    if _is_late(attempt):
+        return SILENT
     if attempt.outcome in (EventType.JOB_RETRIED, EventType.JOB_FAILED, EventType.ADMIN_FAILED):
         return "bad"
     return RAN if attempt.outcome in (None, EventType.JOB_FINISHED) else WAITED
@@ -169,6 +173,11 @@ def _is_overdue(attempt: Attempt) -> bool:
     return attempt.outcome is None and attempt.expired_at is not None
 
 
+def _is_late(attempt: Attempt) -> bool:
+    """Return whether it runs under a lease, and its worker has not been heard of for a while."""
+    return attempt.outcome is None and attempt.expired_at is None and bool(attempt.silent_from)
+
+
 def _drawn(attempt: Attempt, begin: datetime, end: datetime, now: datetime) -> SafeString:
     """Return the bar of an attempt as SVG, with its parts in words."""
     whole = (end - begin).total_seconds() or 1.0
@@ -180,10 +189,12 @@ def _drawn(attempt: Attempt, begin: datetime, end: datetime, now: datetime) -> S
             continue
         x = (start - begin).total_seconds() / whole * WIDTH
         width = max(length / whole * WIDTH, LEAST)
-        rows.append((tone, f"{min(x, WIDTH - LEAST):.1f}", f"{width:.1f}", HEIGHT))
         said.append(f"{PARTS[tone]} {duration(length)}")
+        rows.append((tone, f"{min(x, WIDTH - LEAST):.1f}", f"{width:.1f}", HEIGHT, said[-1]))
     drawn = format_html_join(
-        "", '<rect class="jr-bar-{}" x="{}" y="0" width="{}" height="{}"></rect>', rows
+        "",
+        '<rect class="jr-bar-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>',
+        rows,
     )
     return format_html(
         '<svg class="jr-attempt" viewBox="0 0 {} {}" role="img" aria-label="{}"'

@@ -21,6 +21,7 @@ from jobreaper.admin.databases import DATABASE, databases
 from jobreaper.admin.readable import Unread, with_any_value
 from jobreaper.admin.words import badge, duration, milliseconds, moment, shortened, timestamp
 from jobreaper.db import LONGEST_TEXT
+from jobreaper.explaining.attempts import time_in
 from jobreaper.explaining.reported import in_words
 from jobreaper.models import JobEvent
 from jobreaper.states import EventType
@@ -128,11 +129,20 @@ class Entry:
     def facts(self) -> list[tuple[Any, str]]:
         """Other facts, as labels and values."""
         details = self.event.details
-        return [
+        found = [
             (label, shown(details[name]))
             for name, (label, shown) in _FACTS.items()
             if name != self._actor and details.get(name) not in (None, "")
         ]
+        return [*found, (_("silent for"), self._silence)] if self._silence else found
+
+    @property
+    def _silence(self) -> str:
+        """How long a worker that was lost had not been heard of."""
+        heard_at, at = time_in(self.event.details.get("last_heartbeat_at")), self.event.at
+        if heard_at is None or not isinstance(at, datetime) or heard_at > at:
+            return ""
+        return duration(at - heard_at)
 
     @property
     def traceback(self) -> str:

@@ -42,7 +42,7 @@ class Attempt:
     """One attempt: who held it, from when to when, and how it ended (``None``: it runs).
 
     ``waited_from`` is when it was due, ``silent_from`` the last sign of life of a worker that was
-    lost, ``expired_at`` the end of its lease. What is not known is ``None``.
+    lost or is late, ``expired_at`` the end of its lease. What is not known is ``None``.
     """
 
     number: int | None
@@ -91,7 +91,7 @@ def attempts_in(events: Iterable[JobEvent], job: JobFacts) -> list[Attempt]:
         details = event.details
         if _ends_an_attempt(event):
             found.append(_ended(event, details, due_at))
-        due_at = _time(details.get("next_earliest_run_at")) or event.at
+        due_at = time_in(details.get("next_earliest_run_at")) or event.at
     if job.status == Status.PROCESSING:
         # A late job may be taken back, with the lease's end as its own.
         found.append(_running(job, due_at))
@@ -106,7 +106,7 @@ def _ends_an_attempt(event: JobEvent) -> bool:
 
 def _ended(event: JobEvent, details: Mapping[str, Any], due_at: datetime | None) -> Attempt:
     duration = _milliseconds(details.get("duration_ms"))
-    began_at = _time(details.get("claimed_at")) or (event.at - duration if duration else None)
+    began_at = time_in(details.get("claimed_at")) or (event.at - duration if duration else None)
     waited = _milliseconds(details.get("queue_wait_ms"))
     waited_from = began_at - waited if began_at is not None and waited is not None else due_at
     number = details.get("attempt")
@@ -115,8 +115,8 @@ def _ended(event: JobEvent, details: Mapping[str, Any], due_at: datetime | None)
         worker=_text(details.get("locked_by")),
         waited_from=waited_from,
         began_at=began_at,
-        silent_from=_time(details.get("last_heartbeat_at")) if event.type in _TAKEN else None,
-        expired_at=_time(details.get("lease_expires_at")),
+        silent_from=time_in(details.get("last_heartbeat_at")) if event.type in _TAKEN else None,
+        expired_at=time_in(details.get("lease_expires_at")),
         ended_at=event.at,
         outcome=EventType(event.type),
         fail_code=_text(details.get("fail_code") or details.get("reason")),
@@ -131,7 +131,7 @@ def _running(job: JobFacts, due_at: datetime | None) -> Attempt:
         worker=job.locked_by,
         waited_from=due_at,
         began_at=job.claimed_at,
-        silent_from=job.last_seen_at if is_over else None,
+        silent_from=job.last_seen_at if is_over or job.is_late else None,
         expired_at=job.lease_expires_at if is_over else None,
         ended_at=None,
         outcome=None,
@@ -145,7 +145,8 @@ def _json(text: str) -> Any:
     return None
 
 
-def _time(value: object) -> datetime | None:
+def time_in(value: object) -> datetime | None:
+    """Return the (aware) time that an event's detail is, if it is one."""
     with suppress(ValueError, TypeError):
         at = datetime.fromisoformat(str(value))
         return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from jobreaper import conf, sql
+from jobreaper.base import LATE_AFTER_BEATS
 from jobreaper.control.pauses import paused
 from jobreaper.db import fetch_within
 from jobreaper.models import Pause, RefusedRow
@@ -73,6 +74,15 @@ class JobFacts(NamedTuple):
         """The last sign of life of the worker that holds it."""
         signs = [at for at in (self.last_heartbeat_at, self.claimed_at) if at is not None]
         return max(signs, default=None)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the worker that holds it under a lease has missed several heartbeats in a row."""
+        if self.status != Status.PROCESSING or self.lease_expires_at is None:
+            return False
+        late_after = timedelta(seconds=LATE_AFTER_BEATS * conf.settings().heartbeat_sec)
+        heard_at = self.last_heartbeat_at or self.claimed_at
+        return heard_at is None or self.seen_at - heard_at > late_after
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from jobreaper import conf
-from jobreaper.base import LATE_AFTER_BEATS
 from jobreaper.explaining import reported, words
 from jobreaper.explaining.facts import MOST_NAMED, JobFacts, Surroundings, running_within
 from jobreaper.models import Job
@@ -300,10 +299,8 @@ def _progress(job: JobFacts) -> Iterator[Reason]:
 
 
 def _under_lease(job: JobFacts, ends_at: datetime, holder: dict[str, Any]) -> Reason:
-    late_after = timedelta(seconds=LATE_AFTER_BEATS * conf.settings().heartbeat_sec)
-    seen_at = job.last_heartbeat_at or job.claimed_at
     named = {**holder, "left": words.between(job.seen_at, ends_at)}
-    if seen_at is None or job.seen_at - seen_at > late_after:
+    if job.is_late:
         said = _(
             "%(worker)s holds it and has been silent for %(span)s; its lease has %(left)s left."
         )

@@ -55,7 +55,29 @@ def test_a_lost_attempt_shows_when_it_was_silent(superuser: Client) -> None:
     attempts = part(html(superuser, page_of(job)), "attempts")
     assert re.findall(r"jr-bar-(\w+)\" x", attempts) == ["good", "late", "none"]
     assert "ran 5 min 0 s, silent 5 min 0 s, lease over 2 min" in attempts
+    assert "<title>silent 5 min 0 s</title>" in attempts
     assert "taken back" in text(attempts)
+
+
+def test_a_running_attempt_that_is_late_shows_since_when_it_is_silent(superuser: Client) -> None:
+    lease = claimed("w:1:a")
+    assert "silent" not in part(html(superuser, page_of(lease.job)), "attempts")
+    execute(
+        "UPDATE jobs SET claimed_at = now() - interval '2 hours', "
+        "last_heartbeat_at = now() - interval '1 hour', "
+        "lease_expires_at = now() + interval '1 hour' WHERE id = %s",
+        lease.pk,
+    )
+    attempts = part(html(superuser, page_of(lease.job)), "attempts")
+    assert re.findall(r"jr-bar-(\w+)\" x", attempts) == ["good", "late"]
+    assert re.search(r"\b1 silent .* silent for 1 h", text(attempts))
+
+
+def test_the_timeline_says_how_long_a_lost_worker_had_been_silent(superuser: Client) -> None:
+    job = lost(120)
+    jobreaper.reap([Job], hold=False)
+    said = text(part(html(superuser, page_of(job)), "timeline"))
+    assert re.search(r"worker worker:1:a .*silent for \d+ min", said)
 
 
 def test_bars_have_no_style_that_a_strict_policy_forbids(superuser: Client) -> None:
