@@ -29,11 +29,11 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.chaos,
-    pytest.mark.timeout(150),  # longer than LONGEST_SEC, which says what was left undone
+    pytest.mark.timeout(300),  # longer than LONGEST_SEC, which says what was left undone
 ]
 
-# Both brokers together.
-LONGEST_SEC = 110.0
+# Four times what it takes: every job ends, but a slow machine may take its time.
+LONGEST_SEC = 240.0
 CHAOS_SEC = 20.0
 MOST_NAMED = 20
 
@@ -65,12 +65,6 @@ TIMES = {
     "sessions of PostgreSQL ended": 4,
     "PostgreSQL restarted": 2,
 }
-
-
-@pytest.fixture(scope="module")
-def ends_at() -> float:
-    """When the chaos must be over, by the monotonic clock."""
-    return time.monotonic() + LONGEST_SEC
 
 
 @pytest.fixture(params=["RabbitMQ", "Redis"])
@@ -119,7 +113,7 @@ def unended(house: House) -> list[dict[str, Any]]:
     )
 
 
-def do_harm(house: House, ends_at: float) -> Counter[str]:
+def do_harm(house: House) -> Counter[str]:
     """Do everything that can be done, each so many times, in a random order at random moments,
     until every job has ended; return how often each was done.
     """
@@ -130,6 +124,7 @@ def do_harm(house: House, ends_at: float) -> Counter[str]:
     # Each once before any twice: the jobs may be at an end before the last moments.
     harms = first + others
     began = time.monotonic()
+    ends_at = began + LONGEST_SEC
     moments = sorted(began + random.uniform(0, CHAOS_SEC) for _ in harms)
     done: Counter[str] = Counter()
     while left := unended(house):
@@ -194,9 +189,7 @@ BY_REAP = [
 ]
 
 
-def test_whatever_dies_no_job_is_lost_and_none_is_done_twice(
-    house: tuple[str, House], ends_at: float
-) -> None:
+def test_whatever_dies_no_job_is_lost_and_none_is_done_twice(house: tuple[str, House]) -> None:
     broker, at = house
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(2**32))
     random.seed(seed)
@@ -204,7 +197,7 @@ def test_whatever_dies_no_job_is_lost_and_none_is_done_twice(
     began = time.monotonic()
     with at.at_work():
         make_jobs(at)
-        done = do_harm(at, ends_at)
+        done = do_harm(at)
 
     ledger = at.sql(LEDGER)
     [passes] = at.sql("SELECT count(*), count(*) FILTER (WHERE held) AS held FROM jobreaper_passes")
