@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from django.conf import settings
 from django.db import Error, close_old_connections, connections, reset_queries
 
 from jobreaper.db import beginning_in, session_of
@@ -172,6 +173,8 @@ class Crew(Turns[ThreadTurn]):
         """Return a context in which a handler's statements begin in the session of the claim: the
         main thread may have been moved, for example to a tenant's schema.
         """
+        if holding.session == self._home:
+            return NOTHING
         connection = holding.table.connection(holding.alias)
         if self._home is None:
             was_open = connection.connection is not None
@@ -179,7 +182,7 @@ class Crew(Turns[ThreadTurn]):
                 self._home = session_of(connection)
             except Error:
                 # Without a connection, the handler finds nothing either.
-                return nullcontext()
+                return NOTHING
             if not was_open:
                 connection.close()
         return beginning_in(connection, self._home, holding.session)
@@ -191,7 +194,8 @@ class Crew(Turns[ThreadTurn]):
         within = turn.interruptible if self._interrupts else NOTHING
         with self._where_it_was_claimed(run.holding):
             error = call(self._handlers[kind_of(run.lease)], run.lease, within=within)
-        reset_queries()
+        if settings.DEBUG:
+            reset_queries()
         with self._ending:
             if member.turn is not turn:
                 return False

@@ -55,7 +55,7 @@ class _Retry:
 class InHand:
     """The jobs of one worker, from the claim to the end.
 
-    Threads that run jobs call ``next()`` and ``put_done()`` and, if a group is full, end it. The
+    Threads that run jobs call ``next()`` and ``put_done()``, another one ends full groups, and the
     main thread does the rest.
     """
 
@@ -150,9 +150,9 @@ class InHand:
         return min(moments, default=None)
 
     @property
-    def group_is_full(self) -> bool:
-        """Whether so many are done that they are worth a statement at once."""
-        return len(self._done) >= self._batch
+    def groups_done(self) -> int:
+        """How many groups are done, each of which is worth a statement at once."""
+        return len(self._done) // self._batch
 
     def take_done(self, *, at_once: bool = False) -> list[Run]:
         """Return the jobs that are done, for ``end()``, if there are enough or one has waited long

@@ -17,6 +17,7 @@ from jobreaper.db import may_be_outage
 from jobreaper.identity import local_clock
 from jobreaper.protocol.batch import Run
 from jobreaper.queue.crew import Crew
+from jobreaper.queue.ender import Ender
 from jobreaper.queue.handlers import Handler, is_async
 from jobreaper.queue.in_hand import InHand
 from jobreaper.queue.intake import Intake
@@ -36,6 +37,7 @@ class Lane:
         batch: the maximum number of jobs that are ended together.
         ring: wakes the worker's main thread.
         has_ended: called when a job of a limited stage or queue has ended, which makes room.
+        broken: called with an exception that has ended a thread of the lane.
         crew: makes what runs the jobs.
         handlers: by type; those that are added are seen by what runs the jobs.
         is_for_async: whether they are ``async def``.
@@ -49,6 +51,7 @@ class Lane:
         reach: Reach,
         ring: Callable[[], None],
         has_ended: Callable[[], None],
+        broken: Callable[[BaseException], object],
         crew: Recruit,
         handlers: dict[str, Handler],
         is_for_async: bool,
@@ -58,6 +61,7 @@ class Lane:
         self._is_for_async = is_for_async
         self.hand = InHand(batch)
         self.crew = crew(self.hand, self.take_in)
+        self._ender = Ender(self.end_done, ring=ring, broken=broken)
         self._reach = reach
         self._ring = ring
         self._has_ended = has_ended
@@ -93,11 +97,19 @@ class Lane:
         is_first = hand.put_done(run)
         if is_first or hand.waiting <= self.intake.window // 2:
             self._ring()
-        if hand.group_is_full:
-            # Here and not in the main thread, which claims meanwhile.
+        if hand.groups_done == 1:
+            self._ender.tell()
+        elif hand.groups_done > 1:
+            # It cannot keep up: the handlers wait, since a worker that is killed now has done these
+            # jobs in vain.
             with suppress(Error):
                 self.end_done()
             self._ring()
+
+    def dismiss(self) -> None:
+        """Wait for the end of the lane's threads: no job is running."""
+        self.crew.dismiss()
+        self._ender.dismiss()
 
     def end_done(self, *, at_once: bool = False) -> None:
         """End the jobs that are done together, if there are enough or one has waited long
@@ -144,6 +156,7 @@ def make_lanes(
     reach: Reach,
     ring: Callable[[], None],
     has_ended: Callable[[], None],
+    broken: Callable[[BaseException], object],
     interrupts: bool,
     tell_hard_end: Callable[[float], object] | None,
     may_grow: bool = False,
@@ -159,7 +172,7 @@ def make_lanes(
         "stages": None if stages is None else list(stages),
         "queues": None if queues is None else list(queues),
     }
-    common |= {"reach": reach, "ring": ring}
+    common |= {"reach": reach, "ring": ring, "broken": broken}
     first_end = None if tell_hard_end is None else FirstEnd(tell_hard_end)
 
     def lane(own: dict[str, Handler], concurrency: int, crew: Recruit) -> Lane:
@@ -172,7 +185,8 @@ def make_lanes(
             poll_sec=poll_sec,
         )
         of_kind: dict[str, Any] = {"crew": crew, "handlers": own, "is_for_async": own is in_loop}
-        return Lane(intake, batch, reach=reach, ring=ring, has_ended=has_ended, **of_kind)
+        told: dict[str, Any] = {"ring": ring, "has_ended": has_ended, "broken": broken}
+        return Lane(intake, batch, reach=reach, **told, **of_kind)
 
     def crew(hand: InHand, done: Callable[[Run], object]) -> Crew:
         tell = None if first_end is None else first_end.of("crew")

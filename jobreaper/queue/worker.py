@@ -3,8 +3,8 @@ them.
 
 The main thread claims jobs in batches (``intake``) while others run the handlers, in threads
 (``crew``) or, if they are ``async def``, in an event loop (``loop``), and ends done jobs in groups
-(``in_hand``). The thread that fills a group ends it; the main thread ends small groups. When there
-is nothing to do, the main thread waits for its ``bell``. See docs/queue.md.
+(``in_hand``). Full groups are ended in a thread of their own (``ender``), small ones in the main
+thread. When there is nothing to do, the main thread waits for its ``bell``. See docs/queue.md.
 
 A handler's writes and the end of its job are two transactions, unless the handler ends its lease in
 its own. If a worker is killed in between, the job is done but not marked as done, and runs again.
@@ -237,7 +237,7 @@ class Worker:
             self._look_after_crews()
             self._bell.wait(self._next_moment_of_crews())
         for lane in self._lanes:
-            lane.crew.dismiss()
+            lane.dismiss()
         if self._listener is not None:
             self._listener.join()
         for lane in self._lanes if not self._gave_up else ():
