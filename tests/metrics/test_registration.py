@@ -12,7 +12,7 @@ from jobreaper.metrics import prometheus
 from tests.metrics.page import Page
 from tests.rows import Rows
 
-pytestmark = pytest.mark.usefixtures("transactional_db")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transactional_db")]
 
 
 REGISTERS = """

@@ -21,6 +21,8 @@ from tests.migrations.conftest import Sql, empty_database, migrate_to
 
 __all__ = ["transactional_db"]
 
+pytestmark = pytest.mark.slow
+
 WORDS = "Ошибка – žluť ❌"
 STORED = {
     "UTF8": WORDS,

@@ -14,7 +14,7 @@ from jobreaper.tables import table_of
 from project.media.models import Job
 from tests.rows import Rows, Sql
 
-pytestmark = pytest.mark.usefixtures("as_before")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_before")]
 
 # Each is a better match for what our functions call than the built-in one.
 OVERLOADS = """

@@ -22,7 +22,7 @@ from tests.tables.conftest import Adopt, Create, adopt, create
 
 __all__ = ["adopt", "create"]
 
-pytestmark = pytest.mark.usefixtures("transactional_db")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transactional_db")]
 
 VERBS = ("claim", "heartbeat", "finish", "release", "fail", "reap")
 

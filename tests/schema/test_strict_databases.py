@@ -8,7 +8,7 @@ from jobreaper.tables import job_tables
 from tests.rows import Rows, Sql
 from tests.schema.test_hostile_overloads import VERBS
 
-pytestmark = pytest.mark.usefixtures("as_before")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_before")]
 
 STRICT = {
     "plpgsql.extra_errors": "all",

@@ -10,7 +10,7 @@ from jobreaper import claim
 from project.media.models import Job
 from tests.rows import Rows, Sql
 
-pytestmark = pytest.mark.usefixtures("transactional_db")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transactional_db")]
 
 
 @pytest.fixture
