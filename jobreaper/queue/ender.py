@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from django.db import Error, close_old_connections, connections, reset_queries
+
+# Without a group for this time, a connection ends if its ``CONN_MAX_AGE`` is over. With Django's
+# default of 0, each group would otherwise make its own.
+KEEP_CONNECTED_SEC: Final = 1.0
 
 
 class Ender:
@@ -54,18 +59,23 @@ class Ender:
         if self._thread is not None:
             self._thread.join()
 
+    def _wait(self) -> bool:
+        """Wait for a group, and return whether to go on."""
+        if not self._told.wait(KEEP_CONNECTED_SEC):
+            close_old_connections()
+            self._told.wait()
+        self._told.clear()
+        return not self._is_dismissed
+
     def _work(self) -> None:
         try:
-            while self._told.wait() and not self._is_dismissed:
-                self._told.clear()
+            while self._wait():
                 try:
                     self._end()
                 except Error:
                     connections.close_all()
                 self._ring()
                 reset_queries()
-                if not self._told.is_set():
-                    close_old_connections()
         except BaseException as error:
             self._broken(error)
         finally:

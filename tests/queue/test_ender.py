@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection, connections
 
 from jobreaper import enqueue_many
 from jobreaper.models import Job
@@ -24,6 +25,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 GROUP = 5
+
+NONE = [{"count": 0}]
 
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -71,7 +74,7 @@ def test_handlers_wait_when_groups_are_done_faster_than_they_are_ended(
     lane = lane_with(idle=4 * GROUP)
     with no_ends(second_connection):
         lane.crew.start()
-        until(lambda: sql(WAITING) != [{"count": 0}])
+        until(lambda: sql(WAITING) != NONE)
         # Long enough for handlers that do not wait.
         time.sleep(0.5)
         assert gate.entered == []
@@ -91,6 +94,29 @@ def test_slow_jobs_need_no_thread_for_their_ends(working: Any, gate: Gate) -> No
     gate.open.set()
     until(lambda: worker.tally.succeeded == 1)
     assert "jobreaper-work-end" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_its_connection_serves_several_groups_and_ends_when_there_are_no_more(
+    monkeypatch: pytest.MonkeyPatch, sql: Sql
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+    pids: list[int] = []
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            pids.append(cursor.connection.info.backend_pid)
+
+    ended = threading.Event()
+    ender = Ender(end, ring=ended.set, broken=lambda error: None)
+    try:
+        for _ in range(3):
+            ended.clear()
+            ender.tell()
+            assert ended.wait(20)
+        assert len({*pids}) == 1
+        until(lambda: sql("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pids[0]) == NONE)
+    finally:
+        ender.dismiss()
 
 
 def test_an_exception_of_the_thread_is_told() -> None:
