@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 SAMPLED_ROWS: Final = 10_000
 MOST_CHOICES: Final = 200
 
+ENDED: Final = (Status.SUCCESS, Status.FAILED, Status.CANCELLED)
+
+# The columns that no job of a status has a value for.
+EMPTY: Final[dict[str | None, tuple[str, ...]]] = {
+    Status.QUEUED: ("lease", "locked_by"),
+    Status.PROCESSING: ("next_run",),
+    **dict.fromkeys(ENDED, ("lease", "locked_by", "next_run")),
+}
+
 
 class ValueFilter(admin.SimpleListFilter):
     """A filter by one value, which also works when that value is no longer offered.
@@ -78,6 +87,18 @@ class StatusFilter(ValueFilter):
     def is_indexed(self) -> bool:
         """Whether they are unfinished ones."""
         return self.value() in (Status.QUEUED, Status.PROCESSING)
+
+
+def ended_status(request: HttpRequest) -> str | None:
+    """Return the status that a list is filtered by, if it is one of jobs that have ended."""
+    chosen = request.GET.get(StatusFilter.parameter_name)
+    return chosen if chosen in ENDED else None
+
+
+def filled(columns: Iterable[Any], request: HttpRequest) -> list[Any]:
+    """Return the columns without those that are empty in a list filtered by status."""
+    empty = EMPTY.get(request.GET.get(StatusFilter.parameter_name), ())
+    return [column for column in columns if column not in empty]
 
 
 class StageFilter(ValueFilter):

@@ -29,6 +29,8 @@ from jobreaper.admin.filters import (
     StageFilter,
     StatusFilter,
     WorkerFilter,
+    ended_status,
+    filled,
     order_of_ended,
 )
 from jobreaper.admin.job_page import bars, explanation_of, links, shown_parts
@@ -82,12 +84,6 @@ def _action(verb: Verb, description: Any) -> Any:
     return ask
 
 
-def _ended(request: HttpRequest) -> str | None:
-    """Return the status that a list is filtered by, if it is one of jobs that have ended."""
-    chosen = request.GET.get(StatusFilter.parameter_name)
-    return chosen if chosen in (Status.SUCCESS, Status.FAILED, Status.CANCELLED) else None
-
-
 class LeasedJobAdmin(ProgressColumn, LargeTableAdmin):
     """The admin of a ``LeasedJob``. Subclass it for your own job tables, including adopted ones
     that have the fields and words of a ``LeasedJob``.
@@ -124,6 +120,10 @@ class LeasedJobAdmin(ProgressColumn, LargeTableAdmin):
         """Return the database that workers and the reaper write."""
         return table_of(self.model).alias
 
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns; in a list of one status, without those that would be empty."""
+        return filled(super().get_list_display(request), request)
+
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
         """Return the jobs with the state of their lease, the database's time, and whether they are
         paused.
@@ -138,7 +138,7 @@ class LeasedJobAdmin(ProgressColumn, LargeTableAdmin):
         has that order.
         """
         field = order_of_ended(self.model)
-        if field and self.ordering == LargeTableAdmin.ordering and _ended(request):
+        if field and self.ordering == LargeTableAdmin.ordering and ended_status(request):
             return (f"-{field}",)
         return super().get_ordering(request)
 
@@ -146,7 +146,7 @@ class LeasedJobAdmin(ProgressColumn, LargeTableAdmin):
         """Return the jobs of which a list sorted by a field looks at the newest ones."""
         if field != order_of_ended(self.model):
             return super().in_order_of(request, field)
-        rows: models.QuerySet[Any] = self.model._base_manager.filter(status=_ended(request))
+        rows: models.QuerySet[Any] = self.model._base_manager.filter(status=ended_status(request))
         return rows.filter(**{f"{field}__isnull": False})
 
     def changelist_view(

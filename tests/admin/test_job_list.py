@@ -30,6 +30,24 @@ def lease_cells(page: str) -> list[str]:
     return [text(cell) for cell in cells]
 
 
+def columns(page: str) -> list[str]:
+    return re.findall(r'class="(?:sortable )?column-(\w+)', page)
+
+
+def test_a_list_of_one_status_has_no_column_that_would_be_empty(superuser: Client) -> None:
+    lease = claimed()
+    make_job()
+    every = columns(html(superuser, JOBS))
+    assert {"lease", "locked_by", "next_run", "trouble"} < set(every)
+    queued = columns(html(superuser, f"{JOBS}?status=queued"))
+    assert queued == [name for name in every if name not in ("lease", "locked_by")]
+    running = columns(html(superuser, f"{JOBS}?status=processing"))
+    assert running == [name for name in every if name != "next_run"]
+    lease.fail("boom", retry=False)
+    failed = columns(html(superuser, f"{JOBS}?status=failed"))
+    assert failed == [name for name in every if name not in ("lease", "locked_by", "next_run")]
+
+
 # Lease states
 
 
