@@ -112,12 +112,18 @@ class Chart:
     @property
     def first(self) -> str:
         """The time at the left end."""
-        return self.moment(self.times[0]) if self.times else ""
+        return self._end(self.times[0]) if self.times else ""
 
     @property
     def last(self) -> str:
         """The time at the right end."""
-        return self.moment(self.times[-1] + self.step) if self.times else ""
+        return self._end(self.times[-1] + self.step) if self.times else ""
+
+    def _end(self, at: datetime) -> str:
+        """Return a time at an end, with its day if the ends are on two days."""
+        begin, end = localtime(self.times[0]), localtime(self.times[-1] + self.step)
+        is_one_day = begin.date() == end.date()
+        return self.moment(at) if is_one_day else f"{localtime(at):%Y-%m-%d %H:%M}"
 
 
 def _rounded(*numbers: float) -> list[str]:
