@@ -51,6 +51,18 @@ def test_a_due_job_that_waits_for_too_long_is_stuck() -> None:
     assert 5 * 3600 - 60 < job.age_sec < 5 * 3600 + 600
 
 
+def test_the_headline_does_not_take_the_jobs_that_it_read_for_all_of_them() -> None:
+    def said() -> str:
+        execute("UPDATE jobs SET created_at = now() - interval '1 day'")
+        return headline([table_now(connection, table_of(Job))], stuck()).text
+
+    due_at = now() - timedelta(hours=5)
+    Job.objects.bulk_create(Job(stage="clip", next_earliest_run_at=due_at) for _ in range(19))
+    assert said().startswith("19 due jobs wait for too long")
+    Job.objects.bulk_create(Job(stage="clip", next_earliest_run_at=due_at) for _ in range(6))
+    assert said().startswith("At least 20 due jobs wait for too long")
+
+
 def test_a_silent_job_of_a_table_without_leases_is_stuck() -> None:
     job = ExecutorJob.objects.create(
         type="run_tsa", status="running", locked_by="x", locked_at=now() - timedelta(hours=1)
