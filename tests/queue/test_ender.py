@@ -109,10 +109,12 @@ def test_its_connection_serves_several_groups_and_ends_when_there_are_no_more(
     ended = threading.Event()
     ender = Ender(end, ring=ended.set, broken=lambda error: None)
     try:
-        for _ in range(3):
+        for keep_sec in (600, 600, 0):
+            monkeypatch.setattr("jobreaper.queue.ender.KEEP_CONNECTED_SEC", keep_sec)
             ended.clear()
             ender.tell()
             assert ended.wait(20)
+        assert len(pids) == 3
         assert len({*pids}) == 1
         until(lambda: sql("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pids[0]) == NONE)
     finally:
