@@ -71,7 +71,8 @@ def test_handlers_wait_when_groups_are_done_faster_than_they_are_ended(
     gate: Gate, second_connection: psycopg.Connection[Any], sql: Sql
 ) -> None:
     """What is done and not ended runs again if the worker is killed."""
-    lane = lane_with(idle=4 * GROUP)
+    # Its thread takes less than two groups, and the handlers stop after two more.
+    lane = lane_with(idle=5 * GROUP)
     with no_ends(second_connection):
         lane.crew.start()
         until(lambda: sql(WAITING) != NONE)
@@ -84,7 +85,7 @@ def test_handlers_wait_when_groups_are_done_faster_than_they_are_ended(
     until(lambda: lane.hand.left == 0)
     lane.dismiss()
     lane.end_done(at_once=True)
-    assert lane.hand.tally.succeeded == 4 * GROUP + 1
+    assert lane.hand.tally.succeeded == 5 * GROUP + 1
 
 
 def test_slow_jobs_need_no_thread_for_their_ends(working: Any, gate: Gate) -> None:
