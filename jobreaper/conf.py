@@ -96,6 +96,8 @@ DICT_KEYS: Final = (
     SCHEDULE,
     QUEUES,
 )
+_CLAIMS_BY: Final = ("lease_sec", "sla_factor", "max_runtime_sec", "stall_after_sec")
+
 # With an interval this close to the shortest lease, too few heartbeats fit into the lease.
 RISKY_BEAT_SHARE: Final = 1 / 3
 UNSAFE_BEAT_SHARE: Final = 1 / 2
@@ -138,6 +140,12 @@ class Settings:
         """The policies as the JSON array that the SQL statements read."""
         rows = [self.default_policy, *self.stages.values()]
         return json.dumps([policy.as_row() for policy in rows])
+
+    @cached_property
+    def policy_by_stage_json(self) -> str:
+        """What a claim needs of each policy, as the JSON object that the claim of one job reads."""
+        rows = [policy.as_row() for policy in (self.default_policy, *self.stages.values())]
+        return json.dumps({row["stage"]: {part: row[part] for part in _CLAIMS_BY} for row in rows})
 
     @cached_property
     def limited_stages(self) -> frozenset[str]:

@@ -55,7 +55,7 @@ from jobreaper.db.transactions import (
     on_commit,
     open_transactions,
 )
-from jobreaper.db.values import array_of, converters
+from jobreaper.db.values import array_of, array_of_texts, converters
 from jobreaper.db.wrapped import by_position, sent, sent_as_it_is
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "TRANSIENT_SQLSTATES",
     "Depth",
     "array_of",
+    "array_of_texts",
     "beginning_in",
     "by_position",
     "close_left_open",

@@ -17,6 +17,7 @@ from jobreaper import conf, sql
 from jobreaper.db import prepared
 from jobreaper.db.text import codec, details_left_out, within, without_details
 from jobreaper.db.times import read_any_time
+from jobreaper.db.values import array_of_texts
 from jobreaper.db.wrapped import sent
 from jobreaper.exceptions import ConfigurationError, UnsupportedDatabase
 
@@ -71,10 +72,10 @@ def write_as_read(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """
     if connection.vendor != "postgresql":
         return
-    setting = connection.connection.info.parameter_status
+    setting = connection.connection.pgconn.parameter_status
     # A pooler may not say it.
-    times, intervals = setting("DateStyle") or "ISO", setting("IntervalStyle") or "postgres"
-    if not (times.startswith("ISO") and intervals == "postgres"):
+    times, intervals = setting(b"DateStyle") or b"ISO", setting(b"IntervalStyle") or b"postgres"
+    if not (times.startswith(b"ISO") and intervals == b"postgres"):
         with connection.cursor() as cursor:
             cursor.execute(sql.render("statements/write_as_read"))
 
@@ -125,8 +126,8 @@ def sendable(connection: BaseDatabaseWrapper, params: Mapping[str, Any]) -> Mapp
 
 def server_encoding(connection: BaseDatabaseWrapper) -> str | None:
     """Return the encoding of an open connection's database, by PostgreSQL's name for it."""
-    name: str | None = connection.connection.info.parameter_status("server_encoding")
-    return name
+    name: bytes | None = connection.connection.pgconn.parameter_status(b"server_encoding")
+    return None if name is None else name.decode()
 
 
 def fetch_within(
@@ -227,7 +228,7 @@ def is_within_own_limits(error: Exception) -> bool:
 def _timeouts(
     connection: BaseDatabaseWrapper, lock_sec: float, statement_sec: float
 ) -> Iterator[str]:
-    names = {"session_settings": list(conf.settings().session_settings)}
+    names = {"session_settings": array_of_texts(conf.settings().session_settings)}
     nested = in_transaction(connection)
     with transaction.atomic(using=connection.alias):
         [(lock_timeout, statement_timeout, idle_timeout, session, *_)] = fetch(
@@ -260,7 +261,7 @@ def session_of(connection: BaseDatabaseWrapper) -> str:
     """Return what the session of a connection is beyond its DSN: its search_path, its role and what
     else ``SESSION_SETTINGS`` names. Equal sessions give equal texts.
     """
-    params = {"session_settings": list(conf.settings().session_settings)}
+    params = {"session_settings": array_of_texts(conf.settings().session_settings)}
     [(session,)] = fetch(connection, _SESSION, params)
     return str(session)
 

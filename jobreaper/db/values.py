@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -31,3 +33,10 @@ def array_of(values: Iterable[UUID | float]) -> str:
     no quotes.
     """
     return f"{{{','.join(map(str, values))}}}"
+
+
+@lru_cache
+def array_of_texts(texts: tuple[str, ...]) -> str:
+    """Return an array as psycopg would write it, written only once."""
+    quoted = ('"' + re.sub(r'(["\\])', r"\\\1", text) + '"' for text in texts)
+    return "{" + ",".join(quoted) + "}"

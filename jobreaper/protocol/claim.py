@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from jobreaper import conf, signals, sql, values
 from jobreaper.db import (
+    array_of_texts,
     fetch,
     in_transaction,
     in_words,
@@ -218,9 +219,10 @@ class _Claim:
             **params,
             "worker": self.worker,
             "policies": settings.policies_json,
+            "policy_by_stage": settings.policy_by_stage_json,
             "limits": settings.limits_json,
             "mark_us": next(_claims) % MARKS + 1,
-            "session_settings": list(settings.session_settings),
+            "session_settings": array_of_texts(settings.session_settings),
         }
         self._first_sent_at = local_clock()
         self._prepare = table.pk.get_db_prep_value

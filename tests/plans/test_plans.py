@@ -49,7 +49,13 @@ def test_a_claim_by_key_reads_one_row(load: Load, explain: Explain) -> None:
     [pk] = some("status = 'queued' AND next_earliest_run_at IS NULL")
     plan = explain(
         statement("claim_one"),
-        {"id": pk, "n": 1, "stages": None, "worker": "w", "policies": policies(), "mark_us": 1},
+        {
+            "id": pk,
+            "stages": None,
+            "worker": "w",
+            "policy_by_stage": conf.settings().policy_by_stage_json,
+            "mark_us": 1,
+        },
     )
     reads_little(plan, 3, {KEY, QUEUED})
 

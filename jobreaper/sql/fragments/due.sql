@@ -15,7 +15,7 @@ left_out AS MATERIALIZED (
 
 -- name: named
 named AS MATERIALIZED (
-    SELECT job.{id} AS id
+    SELECT job.{id} AS id{and_stage}
       FROM {table} AS job
      WHERE job.{id} = %(id)s::{id_type}
        AND {is_queued}

@@ -3,6 +3,20 @@
 -- In an end, LEAST ignores a NULL deadline, and GREATEST makes a deadline of '-infinity' a time that
 -- every client can read.
 
+-- name: begun
+{status} = {processing},
+{touched}
+{begins_unreported}
+{locked_by} = %(worker)s,
+{claimed_at} = statement_timestamp(),
+{last_heartbeat_at} = statement_timestamp()
+    - %(mark_us)s * interval '1 microsecond',
+{deadline_at} = statement_timestamp() + policy.max_runtime,
+{lease_expires_at} = {lease_end},
+{attempt_count} = coalesce(job.{attempt_count}, 0) + 1,
+{lease_epoch} = coalesce(job.{lease_epoch}, 0) + 1
+
+
 -- name: lease_length
 make_interval(secs => LEAST(
     GREATEST(policy.lease_sec,

@@ -148,9 +148,11 @@ def _due(
     parts["wanted"] = all_of([*of_kind, parts["is_not_refused"]])
     if which is Which.BY_KIND:
         return kinds.due_by_kind(table, parts, wanted_kind=all_of(of_kind))
-    parts = with_fragments(parts, "named")
+    parts["and_stage"] = SQL("")
     if which is Which.NAMED:
-        return sql.compose("fragments/due_named", parts)
+        parts["and_stage"] = SQL(", job.{stage} AS stage").format(**parts)
+        return sql.compose("fragments/due_named", with_fragments(parts, "named"))
+    parts = with_fragments(parts, "named")
     if which is Which.NEXT:
         # A line with a part that is None is left out.
         without = dict.fromkeys(("named", "or_named", "of_no_key"))

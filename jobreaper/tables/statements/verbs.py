@@ -66,6 +66,9 @@ def _claim(table: Shape, parts: Parts, *, limited: bool = False, which: Which = 
         "look": SQL(""),
         "on_true": SQL(""),
     }
+    parts = with_fragments(parts, "begun", "policy_of_named")
+    if which is Which.NAMED:
+        return sql.render("statements/claim_one", parts)
     if which is Which.NEXT and table.is_indexed_by_kind:
         parts["claimed_columns"] = SQL("{},\nlook.is_cut").format(parts["claimed_columns"])
         parts["look"] = SQL("{} ").format(sql.compose("fragments/look", parts))

@@ -1,19 +1,6 @@
--- Claim: take the lease of one job by its id, or of the next due jobs. The first heartbeat is a few
--- microseconds before the claim, which is the claim's mark: see retake.sql.
-WITH policies AS MATERIALIZED (
-    -- One row per stage; the default policy has the stage ''.
-    SELECT policy.stage,
-           policy.lease_sec,
-           policy.sla_factor,
-           policy.max_runtime_sec * interval '1 second' AS max_runtime,
-           policy.stall_after_sec * interval '1 second' AS stall_after,
-           policy.backoff_ms,
-           policy.on_expiry,
-           policy.max_reaps,
-           coalesce(policy.ttl_sec, NULL::float8) * interval '1 second' AS ttl
-      FROM jsonb_to_recordset(%(policies)s::jsonb) AS policy (stage text, lease_sec float8, sla_factor float8, max_runtime_sec float8,
-           stall_after_sec float8, backoff_ms bigint[], on_expiry text, max_reaps int, ttl_sec float8)
-),
+-- Take the lease of one job by its id. Only the policy of its own stage is read: to read all of them
+-- takes a tenth of a claim that was planned before.
+WITH
 -- The one job of a key, if it is due.
 -- Read once, and not for each condition that needs it.
 left_out AS MATERIALIZED (
@@ -26,7 +13,7 @@ left_out AS MATERIALIZED (
                     AND next_try_at > statement_timestamp()) AS refused
 ),
 named AS MATERIALIZED (
-    SELECT job."id" AS id
+    SELECT job."id" AS id, job."stage" AS stage
       FROM "jobreaper_jobs" AS job
      WHERE job."id" = %(id)s::uuid
        AND job."status" = 'queued'
@@ -67,9 +54,19 @@ claimed AS (
                                     statement_timestamp() + policy.stall_after)),
            "attempt_count" = coalesce(job."attempt_count", 0) + 1,
            "lease_epoch" = coalesce(job."lease_epoch", 0) + 1
-      FROM policies AS policy
+      FROM named
+     CROSS JOIN LATERAL (
+           -- What a claim needs of the policy of a job's stage; the default policy has the stage ''.
+           SELECT of_stage.lease_sec,
+                  of_stage.sla_factor,
+                  of_stage.max_runtime_sec * interval '1 second' AS max_runtime,
+                  of_stage.stall_after_sec * interval '1 second' AS stall_after
+             FROM jsonb_to_record(coalesce(%(policy_by_stage)s::jsonb -> named.stage,
+                                           %(policy_by_stage)s::jsonb -> ''))
+                  AS of_stage (lease_sec float8, sla_factor float8,
+                               max_runtime_sec float8, stall_after_sec float8)
+           ) AS policy
      WHERE job."id" = ANY (ARRAY(SELECT id FROM due))
-       AND policy.stage = CASE WHEN job."stage" IN (SELECT stage FROM policies) THEN job."stage" ELSE '' END
     RETURNING job.*
 )
 SELECT "job"."progress",
@@ -115,4 +112,3 @@ SELECT "job"."progress",
                     ELSE ('a trigger or a rule suppressed the write of ' || (count(*) - (SELECT count(*) FROM claimed))::text
                           || ' row(s)')::boolean END
           FROM due)
- ORDER BY job."priority" DESC NULLS LAST, job."next_earliest_run_at", job."id"
