@@ -72,6 +72,8 @@ EVENTS: Final[Mapping[str, Event]] = {
 # writing them would take longer than the reap.
 MOST_LINES: Final = 100
 
+_BREAKS_A_WORD: Final = re.compile(r'[\s"]').search
+
 # Whether a key outside the list raises, as in this package's tests. Otherwise it is left out: a
 # mistake must not lose the line, nor log a value that nobody has considered.
 strict = False
@@ -112,8 +114,7 @@ def _log(
     if strict and not pairs.keys() <= set(keys):
         raise ValueError(f"{event} must not be logged with {sorted(pairs.keys() - set(keys))}")
     known = {key: value for key, value in pairs.items() if key in keys}
-    words = (f"{key}={_word(value)}" for key, value in known.items() if value is not None)
-    text = " ".join(words)
+    text = " ".join([f"{key}={_word(value)}" for key, value in known.items() if value is not None])
     # The event is part of the template: that is what collectors of errors group lines by.
     template = f"{event} %s"
     extra = {"jobreaper": {"event": event, **known}}
@@ -125,11 +126,13 @@ def _word(value: Any) -> str:
     characters are escaped.
     """
     text = str(value)
+    if type(value) is int:
+        return text
     # A composite key.
     if isinstance(value, tuple):
         text = json.dumps(value, ensure_ascii=False, default=str)
     is_plain = text.isprintable()
-    if text and is_plain and not re.search(r'[\s"]', text):
+    if text and is_plain and not _BREAKS_A_WORD(text):
         return text
     return json.dumps(text, ensure_ascii=not is_plain)
 

@@ -62,11 +62,11 @@ def wanted_one_by_one(signal: Signal) -> bool:
 
 
 jobs_enqueued = Signal()
-job_claimed = Signal()
 # These are sent for each job of a fast worker.
+job_claimed = Signal(use_caching=True)
 run_started = Signal(use_caching=True)
 run_ended = Signal(use_caching=True)
-job_finished = Signal()
+job_finished = Signal(use_caching=True)
 job_retried = Signal()
 job_failed = Signal()
 job_released = Signal()

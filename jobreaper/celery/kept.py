@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from celery import Task
+from celery.app.task import Context
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import Connection, Cursor
@@ -113,14 +114,19 @@ class Kept:
         return local_clock() + connection.close_at - time.monotonic()
 
 
+def is_called(request: Context) -> bool:
+    """Return whether a task is called by code, and not by a worker for a message. It may then be in
+    its caller's transaction.
+    """
+    return bool(request.called_directly or request.is_eager)
+
+
 @contextmanager
-def kept_connection(task: Task[..., Any], alias: str) -> Iterator[Kept]:
+def kept_connection(task: Task[..., Any], request: Context, alias: str) -> Iterator[Kept]:
     """Let this thread's connection to ``alias`` be one that is kept, until the block ends."""
-    # A task that is called directly may be in its caller's transaction.
-    is_called = task.request.called_directly or task.request.is_eager
     is_celerys = bool(task.app.conf.get("CELERY_DB_REUSE_MAX"))
     own = connections[alias]
-    may_be_kept = not (is_called or is_celerys) and _may_be_kept(own)
+    may_be_kept = not (is_celerys or is_called(request)) and _may_be_kept(own)
     kept = Kept(alias, may_be_kept=may_be_kept)
     if may_be_kept:
         # Elsewhere, the thread's own stays the one that others may have at hand.
@@ -168,6 +174,7 @@ def _is_in_order(connection: BaseDatabaseWrapper) -> bool:
         and not connection.in_atomic_block
         and not connection.errors_occurred
         and not connection.execute_wrappers
+        and not prepared.has_forgotten(connection)
     )
 
 

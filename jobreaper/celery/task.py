@@ -20,7 +20,7 @@ from django.apps import apps
 from django.db import Error, models, transaction
 
 from jobreaper.celery import shutdown
-from jobreaper.celery.kept import kept_connection
+from jobreaper.celery.kept import is_called, kept_connection
 from jobreaper.control import by_hand
 from jobreaper.db import (
     Depth,
@@ -119,11 +119,15 @@ class LeasedTask(Task):  # type: ignore[type-arg]
         """Claim the job whose id is the message's one argument, run the function, end the job."""
         if len(args) != 1 or kwargs:
             raise TypeError(f"{self.name} takes one argument, the job's id: apply_async(args=[pk])")
-        drop_left_open(self)
-        before = open_transactions()
+        request = self.request
+        before: Mapping[str, Depth] = {}
+        if is_called(request):
+            before = open_transactions()
+        else:
+            close_left_open()
         model = self.job_model()
         table = table_of(model)
-        with kept_connection(self, table.alias) as kept:
+        with kept_connection(self, request, table.alias) as kept:
             lease = _on_a_sound_session(table, partial(claim, model, args[0]))
             if lease is None:
                 logger.info("%s refused %s: it is not queued, not due or gone", self.name, args[0])
@@ -137,8 +141,8 @@ class LeasedTask(Task):  # type: ignore[type-arg]
                     forks_end_here(),
                     details_left_out(),
                 ):
-                    if not self.request.called_directly:
-                        type(self).before_start(self, str(self.request.id), args, kwargs)
+                    if not request.called_directly:
+                        type(self).before_start(self, str(request.id), args, kwargs)
                     result = self.run(lease.job, lease)
                 refuse_unrun(self.name, result)
                 refuse_left_open(holding, self.name, before)
@@ -181,10 +185,9 @@ class LeasedTask(Task):  # type: ignore[type-arg]
 
 def drop_left_open(task: Task[..., Any]) -> None:
     """Close the connections that another task of this worker has left in a transaction: the writes
-    of ``task`` would be rolled back with it. A task that is called directly may be in its caller's
-    transaction.
+    of ``task`` would be rolled back with it.
     """
-    if not (task.request.called_directly or task.request.is_eager):
+    if not is_called(task.request):
         close_left_open()
 
 

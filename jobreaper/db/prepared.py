@@ -11,43 +11,108 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
-from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg import Connection, Error, RawCursor
+from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8Dumper
 
 # A statement is prepared when it is sent once more than this.
 THRESHOLD: Final = 2
 
-# The session no longer has the statement, as after DISCARD ALL; a migration has changed what it
-# returns; or the server cannot tell the type of a parameter that is not part of the text (class
-# 42). In each case, nothing was done.
-NOT_PREPARED: Final = ("26000", "0A000", "42")
+# The session no longer has the statement, as after DISCARD ALL, or a migration has changed what it
+# returns. Nothing was done.
+FORGOTTEN: Final = ("26000", "0A000")
+# The server cannot tell the type of a parameter that is not part of the text. Nothing was done.
+UNTYPED: Final = "42"
 
 _PARAMETER: Final = re.compile(r"%(?:\((\w+)\)s|(%))")
 
-_sessions: Final[WeakSet[Connection[Any]]] = WeakSet()
+# What a cursor knows from its first statement on: where it has changed, another cursor is used.
+_READ_BY: Final = (b"client_encoding", b"TimeZone", b"DateStyle")
+
+# A cursor keeps what it has read until it reads again, so one that has read much is not kept.
+LARGEST_KEPT: Final = 10_000
+MOST_CURSORS: Final = 50
+
+
+class _Prepared:
+    """A session that prepares statements.
+
+    It has a cursor for each statement: finding out how parameters are written and rows are read
+    takes as long as sending the statement, and a cursor does so only once.
+    """
+
+    __slots__ = ("cursors", "has_forgotten", "session", "untyped")
+
+    def __init__(self, session: Connection[Any]) -> None:
+        self.session = session
+        self.cursors: dict[object, RawCursor[Any]] = {}
+        # Whether its statements are gone; the driver still counts on them.
+        self.has_forgotten = False
+        # Statements with a parameter whose type the server cannot tell.
+        self.untyped: set[bytes] = set()
+
+    def rows_of(
+        self, text: bytes, params: list[Any], adapt: Callable[[Any], object]
+    ) -> list[tuple[Any, ...]]:
+        status = self.session.pgconn.parameter_status
+        key = (text, adapt, *map(status, _READ_BY))
+        # If it raises an error, it is not kept.
+        cursor = self.cursors.pop(key, None) or self._new_cursor(adapt)
+        cursor.execute(text, params)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        if len(rows) <= 1 and _size(rows) <= LARGEST_KEPT:
+            if len(self.cursors) >= MOST_CURSORS:
+                self.cursors.clear()
+            self.cursors[key] = cursor
+        return rows
+
+    def _new_cursor(self, adapt: Callable[[Any], object]) -> RawCursor[Any]:
+        cursor: RawCursor[Any] = RawCursor(self.session)
+        adapt(cursor)
+        # Otherwise, the size of a number would make it another statement.
+        cursor.adapters.register_dumper(int, Int8Dumper)
+        return cursor
+
+
+def _size(rows: list[tuple[Any, ...]]) -> int:
+    return sum(len(value) for row in rows for value in row if isinstance(value, str | bytes))
 
 
 def prepare_on(connection: BaseDatabaseWrapper) -> None:
     """Prepare statements on the present session of ``connection`` from now on."""
-    if connection.connection is not None:
-        _sessions.add(connection.connection)
+    session = connection.connection
+    if session is not None and _prepared_of(connection) is None:
+        connection.jobreaper_prepared = _Prepared(session)  # type: ignore[attr-defined]
 
 
 def prepares(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements on ``connection`` are prepared. Where somebody wants to see or to
     change each statement, none is; nor in a transaction, which an unknown one would break.
     """
+    known = _prepared_of(connection)
     return (
-        connection.connection in _sessions
-        and connection.connection.info.transaction_status == TransactionStatus.IDLE
+        known is not None
+        and not known.has_forgotten
+        and known.session.pgconn.transaction_status == TransactionStatus.IDLE
         and connection.autocommit
         and not connection.execute_wrappers
         and not connection.queries_logged
     )
+
+
+def has_forgotten(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the present session of ``connection`` has lost what it had prepared. Only a
+    new session prepares again.
+    """
+    known = _prepared_of(connection)
+    return known is not None and known.has_forgotten
+
+
+def _prepared_of(connection: BaseDatabaseWrapper) -> _Prepared | None:
+    known: _Prepared | None = getattr(connection, "jobreaper_prepared", None)
+    return known if known is not None and known.session is connection.connection else None
 
 
 def rows_of(
@@ -57,33 +122,33 @@ def rows_of(
     adapt: Callable[[Any], object],
 ) -> list[tuple[Any, ...]] | None:
     """Send one statement on a session that prepares, and return its rows. ``None`` if the session
-    has to be sent it as it is: nothing was done, and from now on it prepares nothing.
+    has to be sent it as it is: nothing was done.
 
-    ``adapt`` prepares the cursor, before the statement is sent.
+    ``adapt`` prepares a cursor, before its first statement is sent.
     """
-    session: Connection[Any] = connection.connection
+    known = _prepared_of(connection)
     text, names = _numbered(statement)
+    if known is None or text in known.untyped:
+        return None
+    session = known.session
     before, session.prepare_threshold = session.prepare_threshold, THRESHOLD
     try:
-        with connection.wrap_database_errors, RawCursor(session) as cursor:
-            adapt(cursor)
-            # Otherwise, the size of a number would make it another statement.
-            cursor.adapters.register_dumper(int, Int8Dumper)
-            cursor.execute(text, [params[name] for name in names])
-            return cursor.fetchall()
+        with connection.wrap_database_errors:
+            return known.rows_of(text, [params[name] for name in names], adapt)
     except Exception as error:
-        if not _is_unknown(session, error):
+        if session.info.transaction_status != TransactionStatus.IDLE:
             raise
-        _sessions.discard(session)
+        sqlstate = getattr(error.__cause__, "sqlstate", None) or ""
+        if sqlstate in FORGOTTEN:
+            known.has_forgotten = True
+            known.cursors.clear()
+        elif sqlstate.startswith(UNTYPED):
+            known.untyped.add(text)
+        else:
+            raise
         return None
     finally:
         session.prepare_threshold = before
-
-
-def _is_unknown(session: Connection[Any], error: Exception) -> bool:
-    cause = error.__cause__
-    is_idle = session.info.transaction_status == TransactionStatus.IDLE
-    return is_idle and isinstance(cause, Error) and (cause.sqlstate or "").startswith(NOT_PREPARED)
 
 
 @lru_cache(maxsize=500)

@@ -1,5 +1,6 @@
 """The connection of leased tasks, which Celery closes between them unless it was put by."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from django.db.backends.signals import connection_created
 
 from jobreaper import conf
 from jobreaper.celery import kept
+from jobreaper.db import prepared
 from jobreaper.protocol.heartbeat import heart
 from jobreaper.states import Status
 from tests.celery.brokers import declare, deliver
@@ -142,6 +144,51 @@ def test_a_kept_connection_that_was_cut_costs_no_job(
     sql("SELECT pg_terminate_backend(%s, 5000)", sessions[0])
     key = run(nothing)
     assert (jobs.row(key)["status"], jobs.row(key)["attempt_count"]) == (Status.SUCCESS, 1)
+
+
+def test_a_task_waits_for_the_server_twice_and_has_nothing_planned(
+    run: Callable[[Work], Any], jobs: Rows
+) -> None:
+    for _ in range(prepared.THRESHOLD + 2):
+        run(nothing)
+    with said_on_the_kept_session() as said:
+        key = run(nothing)
+    assert jobs.row(key)["status"] == Status.SUCCESS
+    assert said == {"Bind": 2, "Execute": 2, "Sync": 2, "ReadyForQuery": 2}
+
+
+@contextmanager
+def said_on_the_kept_session() -> Iterator[dict[str, int]]:
+    """Count messages that libpq and the server send on the one session that is kept."""
+    [idle] = kept._idle["default"]
+    session = idle.connection.connection
+    said: dict[str, int] = {}
+    with tempfile.TemporaryFile("w+") as file:
+        session.pgconn.trace(file.fileno())
+        try:
+            yield said
+        finally:
+            session.pgconn.untrace()
+        file.seek(0)
+        kinds = [line.split()[4] for line in file]
+    sent = ("Query", "Parse", "Bind", "Execute", "Sync", "ReadyForQuery")
+    said |= {kind: kinds.count(kind) for kind in sent if kind in kinds}
+
+
+def test_a_session_that_has_lost_what_it_prepared_is_not_kept(
+    run: Callable[[Work], Any], jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", None)
+    for _ in range(prepared.THRESHOLD + 2):
+        run(nothing)
+    keys = [run(lambda job, lease: execute("DEALLOCATE ALL"))]
+    with opened() as sessions:
+        keys += [run(nothing) for _ in range(prepared.THRESHOLD + 2)]
+    assert len(sessions) == 1
+    assert {jobs.row(key)["status"] for key in keys} == {Status.SUCCESS}
+    with said_on_the_kept_session() as said:
+        run(nothing)
+    assert "Parse" not in said
 
 
 def test_a_connection_that_no_task_wants_is_closed(

@@ -1,13 +1,14 @@
 """Sessions that prepare the protocol's statements."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import DataError, connection, transaction
 
 from jobreaper import claim
-from jobreaper.db import fetch, prepared
+from jobreaper.db import array_of_texts, fetch, prepared
 from jobreaper.models import Job
 from jobreaper.states import Status
 
@@ -44,7 +45,7 @@ def test_a_claim_and_a_finish_are_prepared_once_each() -> None:
     for _ in range(prepared.THRESHOLD + 3):
         run_a_job()
     names = sorted(found.split(maxsplit=2)[1] for found in statements())
-    assert names == ["attempt", "policies"]
+    assert names == ["attempt", "left_out"]
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,57 @@ def test_a_statement_that_somebody_watches_is_not_prepared() -> None:
         fetch(connection, "SELECT %(n)s %% 2", {"n": 3})
     assert len(seen) == 1
     assert fetch(connection, "SELECT %(n)s %% 2", {"n": 3}) == [(1,)]
+
+
+def test_a_statement_whose_types_the_server_cannot_tell_leaves_the_others_prepared() -> None:
+    for _ in range(prepared.THRESHOLD + 2):
+        fetch(connection, "SELECT jsonb_build_array(%(of)s)->>0", {"of": "x"})
+        fetch(connection, "SELECT %(n)s::int", {"n": 1})
+    assert statements() == ["SELECT $1::int"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["SET client_encoding = 'LATIN1'", "SET TIME ZONE 'Asia/Tokyo'"],
+)
+def test_what_a_session_reads_by_may_change_between_two_statements(change: str) -> None:
+    at = datetime(2026, 6, 1, 12, 30, tzinfo=UTC)
+    for text in (None, change, None, "RESET ALL"):
+        if text is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(text)
+        for _ in range(prepared.THRESHOLD + 2):
+            read = fetch(connection, "SELECT length(%(of)s::text), chr(252)", {"of": "Bücher"})
+            assert read == [(6, "ü")]
+            job = run_a_job()
+            assert datetime.now(UTC) - job.claimed_at < timedelta(hours=1)
+    with connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'UTC'")
+    assert fetch(connection, "SELECT %(at)s::timestamptz", {"at": at}) == [(at,)]
+
+
+def test_what_was_read_is_not_kept_if_it_is_much() -> None:
+    def cursors_after(statement: str) -> int:
+        for _ in range(2):
+            fetch(connection, statement, {"n": 1})
+        known: Any = connection
+        return len(known.jobreaper_prepared.cursors)
+
+    assert cursors_after("SELECT %(n)s::int") == 1
+    assert cursors_after("SELECT generate_series(1, 1 + %(n)s::int)") == 1
+    assert cursors_after("SELECT repeat('x', 1000000 * %(n)s::int)") == 1
+
+
+def test_a_cursor_that_was_interrupted_is_not_used_again() -> None:
+    divide = "SELECT 1 / %(n)s::int"
+    for _ in range(prepared.THRESHOLD + 2):
+        with pytest.raises(DataError):
+            fetch(connection, divide, {"n": 0})
+        assert fetch(connection, divide, {"n": 1}) == [(1,)]
+
+
+def test_names_are_an_array_as_the_driver_would_write_it() -> None:
+    names = ("search_path", 'a "b" \\c', "d,{e}", "", "NULL", "ü")
+    assert fetch(connection, "SELECT %(names)s::text[]", {"names": array_of_texts(names)}) == [
+        (list(names),)
+    ]

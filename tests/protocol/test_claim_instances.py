@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from django.db import models
+from django.db import connections, models
 from django.db.models.signals import post_init
 from pytest_django import Settings
 
@@ -98,3 +98,33 @@ def test_a_job_asked_for_that_cannot_be_made_fails_and_says_why(
         claim(Job, bad)
     row = jobs.row(bad)
     assert (row["status"], row["fail_code"]) == ("failed", "Spoilt")
+
+
+TIMES = (
+    "2026-01-31 12:00:00+00",
+    "2026-06-30 23:59:59.999999+02",
+    "2026-06-30 23:59:59.5+02",
+    "2026-06-30 23:59:59.001-09:30",
+    "1850-01-01 00:00:00.25+00",
+    "0001-01-01 00:00:00+00",
+    "9998-12-31 23:59:59+00",
+    "0099-12-31 23:59:59+00",
+)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Amsterdam", "America/Adak"])
+def test_times_are_read_as_django_reads_them(zone: str, jobs: Rows) -> None:
+    keys = [jobs.plant(created_at=at, stage=str(n)) for n, at in enumerate(TIMES)]
+    zoned = connections["default"].copy("default")
+    zoned.settings_dict = {**zoned.settings_dict, "TIME_ZONE": zone}
+    before, connections["default"] = connections["default"], zoned
+    try:
+        for key in keys:
+            expected = Job.objects.values_list("created_at").get(pk=key)
+            lease = claim(Job, key)
+            assert lease is not None
+            assert (lease.job.created_at,) == expected
+            assert lease.job.created_at.utcoffset() == expected[0].utcoffset()
+    finally:
+        zoned.close()
+        connections["default"] = before
