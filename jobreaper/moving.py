@@ -26,7 +26,7 @@ from jobreaper.exceptions import BadPayload
 from jobreaper.models import Job
 from jobreaper.queue.dedupe import check_payload
 from jobreaper.queue.enqueueing import announce
-from jobreaper.queue.new_jobs import new_job
+from jobreaper.queue.new_jobs import checked_job
 from jobreaper.states import DEFAULT_QUEUE, Dedupe, Status
 from jobreaper.tables import statements, table_of
 
@@ -229,7 +229,7 @@ def _described(
 def _row_of(row: models.Model, old: OldJob) -> Row:
     if old.status not in (Status.QUEUED, *_ENDED):
         raise ValueError(f"its status is {old.status!r}, which is not that of a job at rest")
-    new = new_job(
+    kind, _, key, _ = checked_job(
         old.type,
         old.payload,
         old.org_id,
@@ -242,10 +242,10 @@ def _row_of(row: models.Model, old: OldJob) -> Row:
         old.queue,
     )
     return {
-        **new.kind._asdict(),
+        **kind._asdict(),
         "id": old.id or job_id(row),
         "payload": {} if old.payload is None else old.payload,
-        "dedupe_key": new.dedupe_key,
+        "dedupe_key": key,
         "status": str(old.status),
         "created_at": old.created_at and old.created_at.isoformat(),
         "result": _storable(old.result),

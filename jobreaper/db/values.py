@@ -28,9 +28,9 @@ def converters(
     ]
 
 
-def array_of(values: Iterable[UUID | float]) -> str:
+def array_of(values: Iterable[UUID | float | str]) -> str:
     """Return an array as psycopg would write it, in a tenth of the time, because these values need
-    no quotes.
+    no quotes. A text is a UUID in hexadecimal digits.
     """
     return f"{{{','.join(map(str, values))}}}"
 

@@ -6,7 +6,7 @@ the job is committed together with the caller's own writes, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,7 +28,7 @@ from jobreaper.models import Job
 from jobreaper.protocol.holding import Holding
 from jobreaper.protocol.lease import Lease
 from jobreaper.protocol.rows import instances
-from jobreaper.queue.new_jobs import NewJob, new_job, params_of
+from jobreaper.queue.new_jobs import NewJobs, new_jobs, one_job, params_of
 from jobreaper.states import DEFAULT_QUEUE, Dedupe, Status
 from jobreaper.tables import statements, table_of
 
@@ -86,7 +86,7 @@ def enqueue(
         BadPayload: the payload is not JSON, or contains text that cannot be stored.
         ValueError: another argument is invalid. In both cases nothing was written.
     """
-    row = new_job(
+    row = one_job(
         type, payload, org_id, run_at, stage, max_attempts, priority, dedupe, dedupe_key, queue
     )
     connection, statement = table_of(Job).connection(), _statement("enqueue", dedupe)
@@ -95,9 +95,9 @@ def enqueue(
     def send(answer_was_lost: bool) -> list[tuple[Job, tuple[Any, ...]]]:
         nonlocal may_be_made
         may_be_made |= answer_was_lost
-        if may_be_made and (own := _made_before(connection, [row]).first()):
+        if may_be_made and (own := _made_before(connection, row).first()):
             return [(own, (True,))]
-        return instances(connection, Job, statement, params_of([row]))
+        return instances(connection, Job, statement, params_of(row))
 
     for _ in range(MOST_TRIES):
         for job, (is_new,) in retrying(connection, send)[:1]:
@@ -113,12 +113,13 @@ def enqueue(
     raise RuntimeError(_why_none(row))
 
 
-def _why_none(row: NewJob) -> str:
+def _why_none(row: NewJobs) -> str:
     """Return why no job was created, nor one found that has the key."""
     suppressed = "a trigger or a rule suppresses the INSERT"
-    if row.dedupe_key is None:
-        return f"no job of the type {row.kind.type!r} was created: {suppressed}"
-    return f"jobs with the key {row.dedupe_key!r} end faster than they can be seen, or {suppressed}"
+    [kind], [key] = row.kinds, row.dedupe_keys
+    if key is None:
+        return f"no job of the type {kind.type!r} was created: {suppressed}"
+    return f"jobs with the key {key!r} end faster than they can be seen, or {suppressed}"
 
 
 def enqueue_many(
@@ -144,19 +145,25 @@ def enqueue_many(
     """
     result = EnqueueResult()
     connection = table_of(Job).connection()
-    given = ({**common, **job} for job in jobs)
-    rows = ((new_job(**job), job.get("dedupe") == Dedupe.REPLACE) for job in given)
-    batches = iter(lambda: list(islice(rows, ROWS_A_STATEMENT)), [])
-    first, second = next(batches, []), next(batches, [])
+    batches = _batches({**common, **job} for job in jobs)
+    first_two = list(islice(batches, 2))
     taken = 0
-    together = transaction.atomic(using=connection.alias) if second else nullcontext()
+    together = transaction.atomic(using=connection.alias) if first_two[1:] else nullcontext()
     with together:
-        for batch in chain([first, second] if second else [first], batches):
+        for batch in chain(first_two, batches):
             _enqueue_batch(connection, batch, result)
-            taken += len(batch)
+            taken += len(batch.ids)
             if progress is not None:
                 progress(taken)
     return result
+
+
+def _batches(given: Iterator[dict[str, Any]]) -> Iterator[NewJobs]:
+    """Yield the jobs of each statement. A batch is read only when the one before it was sent, and
+    each payload is encoded at once: what yields them may send queries, and use a payload again.
+    """
+    while (batch := new_jobs(islice(given, ROWS_A_STATEMENT))).ids:
+        yield batch
 
 
 def mark_success(id: object, *, epoch: int | None = None) -> None:
@@ -205,40 +212,45 @@ def _lease(id: object, epoch: int | None) -> Lease:
     return Lease(holding)
 
 
-def _enqueue_batch(
-    connection: BaseDatabaseWrapper, batch: list[tuple[NewJob, bool]], result: EnqueueResult
-) -> None:
-    kept = [row for row, replaces in batch if not replaces]
-    # A statement cannot replace the same row twice.
-    replacing = {row.dedupe_key: row for row, replaces in batch if replaces}
-    keyed = any(row.dedupe_key is not None for row in kept)
-    kinds = [(kept, Dedupe.SKIP if keyed else None), ([*replacing.values()], Dedupe.REPLACE)]
-    parts = [(rows, dedupe) for rows, dedupe in kinds if rows]
+def _enqueue_batch(connection: BaseDatabaseWrapper, batch: NewJobs, result: EnqueueResult) -> None:
+    parts = _parts(batch)
     # By a try whose answer was lost. These jobs may have been claimed since, or may even have
     # ended.
     made_before: set[UUID] = set()
 
     def send(answer_was_lost: bool) -> list[_Written]:
         if answer_was_lost:
-            rows = [row for row, _ in batch]
-            made_before.update(_made_before(connection, rows).values_list("pk", flat=True))
+            made_before.update(_made_before(connection, batch).values_list("pk", flat=True))
         both_or_none = transaction.atomic(using=connection.alias)
         with both_or_none if len(parts) > 1 else nullcontext():
             return [_write(connection, *part, made_before) for part in parts]
 
     all_written = retrying(connection, send)
-    for (rows, _), (made, replaced) in zip(parts, all_written, strict=True):
+    result.skipped += len(batch.ids)
+    for made, replaced in all_written:
         result.made += len(made)
         result.replaced += len(replaced)
-        result.skipped += len(rows) - len(made) - len(replaced)
+        result.skipped -= len(made) + len(replaced)
         if made or replaced:
             announce(made + replaced)
-    result.skipped += len(batch) - len(kept) - len(replacing)
     if len(all_written) == 1:
         result.ids += all_written[0].made
     else:
         own = {pk for written in all_written for pk in written.made}
-        result.ids += [row.id for row, _ in batch if row.id in own]
+        result.ids += [pk for pk in batch.ids if pk in own]
+
+
+def _parts(batch: NewJobs) -> list[tuple[NewJobs, Dedupe | None]]:
+    """Return the jobs of each statement that a batch needs, and what that does with their keys."""
+    kept = batch
+    if batch.replacing:
+        kept = batch.at(sorted({*range(len(batch.ids))}.difference(batch.replacing)))
+    keyed = kept.dedupe_keys.count(None) < len(kept.dedupe_keys)
+    # A statement cannot replace the same row twice.
+    last = {batch.dedupe_keys[n]: n for n in batch.replacing}
+    replacing = batch.at(last.values())
+    kinds = [(kept, Dedupe.SKIP if keyed else None), (replacing, Dedupe.REPLACE)]
+    return [(jobs, dedupe) for jobs, dedupe in kinds if jobs.ids]
 
 
 class _Written(NamedTuple):
@@ -252,29 +264,29 @@ class _Written(NamedTuple):
 
 def _write(
     connection: BaseDatabaseWrapper,
-    rows: list[NewJob],
+    jobs: NewJobs,
     dedupe: Dedupe | None,
     made_before: set[UUID],
 ) -> _Written:
-    keys = [row.id for row in rows]
-    left = [row for row in rows if row.id not in made_before] if made_before else rows
+    keys, left = jobs.ids, jobs
+    if made_before:
+        left = jobs.at([n for n, pk in enumerate(keys) if pk not in made_before])
     statement = _statement("enqueue_many", dedupe)
-    written = fetch(connection, statement, params_of(left)) if left else []
+    written = fetch(connection, statement, params_of(left)) if left.ids else []
     if dedupe is None:
-        if written == [(len(left),)]:
+        if written == [(len(left.ids),)]:
             return _Written(keys, [])
         # A trigger has kept some of them out.
-        own = set(_made_before(connection, rows).values_list("pk", flat=True))
+        own = set(_made_before(connection, jobs).values_list("pk", flat=True))
         return _Written([pk for pk in keys if pk in own], [])
     own = made_before.union(pk for (pk,) in written)
     made = [pk for pk in keys if pk in own]
     return _Written(made, [*own.difference(keys, made_before)])
 
 
-def _made_before(connection: BaseDatabaseWrapper, rows: list[NewJob]) -> QuerySet[Job]:
-    """Return the jobs that an earlier try has created from these rows."""
-    ids = [row.id for row in rows]
-    return Job._base_manager.using(connection.alias).filter(pk__in=ids)
+def _made_before(connection: BaseDatabaseWrapper, jobs: NewJobs) -> QuerySet[Job]:
+    """Return those of the jobs that an earlier try has created."""
+    return Job._base_manager.using(connection.alias).filter(pk__in=jobs.ids)
 
 
 def announce(pks: list[UUID]) -> None:

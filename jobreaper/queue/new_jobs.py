@@ -7,7 +7,8 @@ is checked and sent only once.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from django.utils import timezone
 
 from jobreaper import conf
 from jobreaper.db import array_of
-from jobreaper.ids import new_id
+from jobreaper.ids import new_ids
 from jobreaper.models import Job
 from jobreaper.queue.dedupe import make_dedupe_key, payload_json
 from jobreaper.states import DEFAULT_QUEUE, Dedupe
@@ -42,16 +43,58 @@ class Kind(NamedTuple):
     run_at: str | None
 
 
-class NewJob(NamedTuple):
-    """A job to be created. The payload is JSON."""
+@dataclass(slots=True)
+class NewJobs:
+    """Jobs to be created, by columns: thousands of rows would be objects that the garbage collector
+    looks at again and again. The payloads are JSON.
+    """
 
-    id: UUID
-    kind: Kind
-    payload: str
-    dedupe_key: str | None
+    ids: list[UUID] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+    payloads: list[str] = field(default_factory=list)
+    dedupe_keys: list[str | None] = field(default_factory=list)
+    # The places of those that replace the queued job with the same key.
+    replacing: list[int] = field(default_factory=list)
+
+    def at(self, places: Collection[int]) -> NewJobs:
+        """Return the jobs at these places."""
+        return NewJobs(
+            [self.ids[n] for n in places],
+            [self.kinds[n] for n in places],
+            [self.payloads[n] for n in places],
+            [self.dedupe_keys[n] for n in places],
+        )
 
 
-def new_job(
+def one_job(*arguments: Any) -> NewJobs:
+    """Return a job with these arguments of ``enqueue()``, in their order.
+
+    Raises:
+        BadPayload, ValueError: an argument is invalid.
+    """
+    kind, payload, key, _ = checked_job(*arguments)
+    return NewJobs(new_ids(1), [kind], [payload], [key])
+
+
+def new_jobs(given: Iterable[Mapping[str, Any]]) -> NewJobs:
+    """Return jobs, each with these arguments of ``enqueue()``.
+
+    Raises:
+        BadPayload, ValueError, TypeError: an argument is invalid.
+    """
+    jobs = NewJobs()
+    for n, arguments in enumerate(given):
+        kind, payload, key, replaces = checked_job(**arguments)
+        jobs.kinds.append(kind)
+        jobs.payloads.append(payload)
+        jobs.dedupe_keys.append(key)
+        if replaces:
+            jobs.replacing.append(n)
+    jobs.ids = new_ids(len(jobs.kinds))
+    return jobs
+
+
+def checked_job(
     type: str,
     payload: Any = None,
     org_id: object = None,
@@ -62,8 +105,9 @@ def new_job(
     dedupe: str | None = None,
     dedupe_key: str | None = None,
     queue: str = DEFAULT_QUEUE,
-) -> NewJob:
-    """Return a job with these arguments of ``enqueue()``.
+) -> tuple[Kind, str, str | None, bool]:
+    """Check these arguments of ``enqueue()``. Return the kind of the job, its payload as JSON, its
+    dedupe key, and whether it replaces a queued job that has this key.
 
     Raises:
         BadPayload, ValueError: an argument is invalid.
@@ -88,7 +132,7 @@ def new_job(
     except TypeError:
         # One of them cannot be remembered.
         kind = _kind.__wrapped__(*of_kind)
-    return NewJob(new_id(), kind, text, key)
+    return kind, text, key, key is not None and dedupe == Dedupe.REPLACE
 
 
 # True is not 1 here.
@@ -114,15 +158,16 @@ def _kind(
     )
 
 
-def params_of(jobs: Sequence[NewJob]) -> dict[str, Any]:
+def params_of(jobs: NewJobs) -> dict[str, Any]:
     """Return the parameters of the statements that create jobs."""
-    places: dict[Kind, int] = {}
-    kinds_of = [places.setdefault(job.kind, len(places) + 1) for job in jobs]
-    keys = [job.dedupe_key for job in jobs]
+    kinds, keys = jobs.kinds, jobs.dedupe_keys
+    places = {kinds[0]: 1}
+    are_alike = kinds.count(kinds[0]) == len(kinds)
+    kinds_of = [] if are_alike else [places.setdefault(kind, len(places) + 1) for kind in kinds]
     return {
-        "ids": array_of(job.id for job in jobs),
-        "kinds_of": array_of(kinds_of),
-        "payloads": f"[{','.join([job.payload for job in jobs])}]",
+        "ids": array_of([pk.hex for pk in jobs.ids]),
+        "kinds_of": None if are_alike else array_of(kinds_of),
+        "payloads": f"[{','.join(jobs.payloads)}]",
         "dedupe_keys": None if keys.count(None) == len(keys) else _json(keys),
         "kinds": _json([kind._asdict() for kind in places]),
         "traceparent": current_traceparent(),

@@ -17,7 +17,7 @@ from jobreaper.admin.own_jobs import JobForm
 from jobreaper.models import Job
 from jobreaper.queue.dedupe import make_dedupe_key
 from jobreaper.queue.enqueueing import _statement
-from jobreaper.queue.new_jobs import new_job, params_of
+from jobreaper.queue.new_jobs import new_jobs, params_of
 from jobreaper.states import Dedupe
 from jobreaper.tables import JobTable, table_of
 from jobreaper.tables.statements import kinds
@@ -260,16 +260,18 @@ def test_ending_a_group_reads_that_group(
 def test_an_enqueue_finds_its_key_in_the_index(
     dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
-    made = new_job("mail", {"n": 1}, dedupe="skip", dedupe_key="mail::global::777")
-    plan = explain(_statement("enqueue", dedupe), params_of([made]), TABLE)
+    made = new_jobs(
+        [{"type": "mail", "payload": {"n": 1}, "dedupe": "skip", "dedupe_key": "mail::global::777"}]
+    )
+    plan = explain(_statement("enqueue", dedupe), params_of(made), TABLE)
     assert DEDUPE in plan.indexes or dedupe == Dedupe.REPLACE
     reads(plan, 4, {DEDUPE, KEY})
 
 
 def test_an_enqueue_of_a_new_key_reads_nothing(tables: None, explain: Explain) -> None:
-    made = new_job("mail", {"n": 1}, dedupe="skip")
-    assert made.dedupe_key == make_dedupe_key("mail", None, {"n": 1})
-    plan = explain(_statement("enqueue", Dedupe.SKIP), params_of([made]), TABLE)
+    made = new_jobs([{"type": "mail", "payload": {"n": 1}, "dedupe": "skip"}])
+    assert made.dedupe_keys == [make_dedupe_key("mail", None, {"n": 1})]
+    plan = explain(_statement("enqueue", Dedupe.SKIP), params_of(made), TABLE)
     assert plan.rows_changed == 1
     assert plan.rows_read == 0
 
@@ -278,7 +280,10 @@ def test_an_enqueue_of_a_new_key_reads_nothing(tables: None, explain: Explain) -
 def test_many_enqueues_read_no_more_than_they_replace(
     dedupe: Dedupe, tables: None, explain: Explain
 ) -> None:
-    rows = [new_job("mail", dedupe="skip", dedupe_key=f"mail::global::{n}") for n in range(1, 1001)]
+    rows = new_jobs(
+        {"type": "mail", "dedupe": "skip", "dedupe_key": f"mail::global::{n}"}
+        for n in range(1, 1001)
+    )
     plan = explain(_statement("enqueue_many", dedupe), params_of(rows), TABLE)
     assert plan.rows_changed == (1000 if dedupe == Dedupe.REPLACE else 0)
     reads(plan, 1000, {DEDUPE, KEY})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobreaper import BadPayload, make_dedupe_key
-from jobreaper.queue.dedupe import check_payload, payload_json, sorted_json
+from jobreaper.queue.dedupe import _encoder, check_payload, payload_json, sorted_json
 
 TEXT = st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=5).map("".join)
 FLOATS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("d", struct.pack("Q", bits))[0])
@@ -147,8 +147,9 @@ def test_what_is_not_json_is_named_with_its_place(payload: Any, place: str) -> N
 def test_a_payload_that_contains_itself_is_refused() -> None:
     payload: list[Any] = []
     payload.append(payload)
-    with pytest.raises(BadPayload, match="contains itself"):
-        check_payload(payload)
+    for check in (check_payload, payload_json):
+        with pytest.raises(BadPayload, match="contains itself"):
+            check(payload)
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud83d", {"\ude00": 1}])
@@ -163,6 +164,14 @@ def test_text_that_only_looks_like_it_is_not(text: str) -> None:
     check_payload(text)
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16")
     assert json.loads(payload_json(text).encode()) == whole
+
+
+@given(PAYLOADS)
+def test_a_payload_is_encoded_alike_where_the_encoder_is_in_python(payload: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json.encoder, "c_make_encoder", None)
+        text = "".join(_encoder()(payload, 0))
+    assert text == json.dumps(payload, ensure_ascii=False) == "".join(_encoder()(payload, 0))
 
 
 def test_a_payload_is_sent_as_it_is() -> None:

@@ -1,5 +1,6 @@
 """Many jobs at once: one statement, or none is made."""
 
+import gc
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from jobreaper import (
     enqueue_many,
     signals,
 )
+from jobreaper.models import Job
+from jobreaper.queue.new_jobs import new_jobs
 from tests.rows import Rows, Sql
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -61,6 +64,34 @@ def test_progress_is_told_while_no_more_jobs_than_of_one_statement_are_read_ahea
     # The second statement is read before the first is sent, to know whether there is one.
     assert told == [(4, 8), (8, 8), (12, 12), (14, 14)]
     assert len(jobs.all()) == 14
+
+
+def test_what_yields_the_jobs_may_read_the_same_database_and_use_a_payload_again(
+    jobs: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_many(({"payload": n} for n in range(10)), type="old")
+    monkeypatch.setattr("jobreaper.queue.enqueueing.ROWS_A_STATEMENT", 3)
+    payload: dict[str, Any] = {}
+
+    def given() -> Iterator[dict[str, Any]]:
+        # Over a cursor of the server's.
+        for old in Job.objects.filter(type="old").order_by("pk").iterator(chunk_size=2):
+            payload["of"] = old.payload
+            Job.objects.filter(pk=old.pk).update(priority=1)
+            yield {"payload": payload}
+
+    made = enqueue_many(given(), type="new").ids
+    rows = jobs.all()
+    assert [rows[pk]["payload"] for pk in made] == [{"of": n} for n in range(10)]
+    assert {row["priority"] for row in rows.values() if row["type"] == "old"} == {1}
+
+
+def test_a_job_is_one_object_for_the_garbage_collector() -> None:
+    given = [{"type": "mail", "payload": {"n": n}} for n in range(1000)]
+    gc.collect()
+    before = len(gc.get_objects())
+    made = new_jobs(given)
+    assert len(gc.get_objects()) - before < 1.1 * len(made.ids)
 
 
 def test_many_with_skip_counts_what_was_there_and_what_came_twice(jobs: Rows) -> None:

@@ -1,5 +1,7 @@
 """Keys of new jobs grow, whatever the clock does."""
 
+from uuid import RFC_4122, UUID, SafeUUID
+
 import pytest
 
 from jobreaper import ids
@@ -19,5 +21,10 @@ def test_keys_grow_though_the_clock_stands_still_or_goes_back(
     monkeypatch.setattr("jobreaper.ids.time.time_ns", tick)
     monkeypatch.setattr("jobreaper.ids._last", 0)
     made = [ids.new_id() for _ in range(5000)]
+    made += [*ids.new_ids(5000), ids.new_id(), *ids.new_ids(0), *ids.new_ids(2)]
+    assert len(made) == 10_003
     assert made == sorted(set(made))
-    assert {key.version for key in made} == {7}
+    assert {(key.version, key.variant, key.is_safe) for key in made} == {
+        (7, RFC_4122, SafeUUID.unknown)
+    }
+    assert {UUID(str(key)) for key in made} == set(made)

@@ -13,14 +13,14 @@ given AS MATERIALIZED (
                jsonb_array_elements(%(payloads)s::jsonb),
                jsonb_array_elements_text(%(dedupe_keys)s::jsonb)
            ) AS new (id, kind, payload, dedupe_key)
-      -- What jobs have in common is sent once.
+      -- What jobs have in common is sent once. If they are all alike, no row says what it is like.
       JOIN ROWS FROM (
                jsonb_to_recordset(%(kinds)s::jsonb) AS (
                    type text, stage text, queue text, org_id text, priority smallint,
                    max_attempts int, run_at timestamptz)
            ) WITH ORDINALITY AS kind (
                type, stage, queue, org_id, priority, max_attempts, run_at, place)
-        ON kind.place = new.kind
+        ON kind.place = coalesce(new.kind, 1)
 ),
 made AS (
     INSERT INTO "jobreaper_jobs" AS job (
