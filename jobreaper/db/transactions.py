@@ -64,7 +64,7 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
     raw = connection.connection
     return connection.in_atomic_block or (
         raw is not None
-        and raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        and raw.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -67,6 +67,8 @@ class InHand:
         # In the order of their claims. Jobs that have started are dropped when this is read.
         self._line: deque[Run] = deque()
         self._done: deque[Run] = deque()
+        # How long each of the jobs ran that are done since this was last asked for, in seconds.
+        self._ran: deque[float] = deque()
         self._end_again = _Retry()
         # To be given back.
         self._unwanted: list[Run] = []
@@ -126,8 +128,13 @@ class InHand:
         main thread has to be woken.
         """
         run.ended_at = local_clock()
+        self._ran.append(run.ended_at - run.started_at)
         self._done.append(run)
         return _at(self._done, 0) is run
+
+    def take_ran(self) -> list[float]:
+        """Return how long each job ran, in seconds, that is done since the last call."""
+        return [self._ran.popleft() for _ in range(len(self._ran))]
 
     def has_waited(self, longest_sec: float) -> bool:
         """Return whether a job has waited longer for its turn, behind others that took longer than
@@ -155,24 +162,35 @@ class InHand:
         return len(self._done) // self._batch
 
     def take_done(self, *, at_once: bool = False) -> list[Run]:
-        """Return the jobs that are done, for ``end()``, if there are enough or one has waited long
-        enough; with ``at_once``, in any case.
+        """Return the jobs that are done, for ``end()``, if one has waited long enough or no other
+        will be done soon; with ``at_once``, in any case.
         """
-        done = self._done
+        return self._take_done_if(lambda done: at_once or self._is_time(done))
+
+    def take_group(self) -> list[Run]:
+        """Return the jobs that are done, for ``end()``, if they are a full group."""
+        return self._take_done_if(lambda done: self._is_full(done) and self._may_try(done))
+
+    def _take_done_if(self, is_time: Callable[[deque[Run]], bool]) -> list[Run]:
         runs: list[Run] = []
         # Another thread may be taking the same jobs.
         with suppress(IndexError):
-            if not at_once and not self._is_time(done):
-                return []
-            while True:
-                runs.append(done.popleft())
+            while runs or is_time(self._done):
+                runs.append(self._done.popleft())
         return runs
 
     def _is_time(self, done: deque[Run]) -> bool:
         if done[-1].tried:
-            return self._end_again.is_due
+            return self._may_try(done)
         has_lingered = local_clock() - done[0].ended_at >= LINGER_SEC
-        return len(done) >= self._batch or not self.left or has_lingered
+        return has_lingered or not (self.left or self._is_full(done))
+
+    def _is_full(self, done: deque[Run]) -> bool:
+        return len(done) >= self._batch
+
+    def _may_try(self, done: deque[Run]) -> bool:
+        """Return whether it is time for the next try, if all were tried before."""
+        return not done[-1].tried or self._end_again.is_due
 
     def end(self, runs: Sequence[Run]) -> list[Run]:
         """End jobs that are done together, each according to its result, and return those that were

@@ -28,7 +28,7 @@ AHEAD_SHARE: Final = 1 / 3
 
 # From one claim to the next, the batch grows at most by this factor, because the first jobs show
 # the pace.
-GROWTH: Final = 4
+GROWTH: Final = 8
 # The weight of the latest group of jobs in the pace.
 PACE_WEIGHT: Final = 0.3
 
@@ -129,11 +129,11 @@ class Intake:
         """Claim after the usual pause, even if there are jobs."""
         self.next_look = local_clock() + self._poll_sec
 
-    def learn(self, runs: Sequence[Run]) -> None:
-        """Update the pace with ``runs``, which have ended."""
-        if not runs:
+    def learn(self, ran: Sequence[float]) -> None:
+        """Update the pace with the seconds for which jobs ran."""
+        if not ran:
             return
-        pace = sum(run.ended_at - run.started_at for run in runs) / len(runs)
+        pace = sum(ran) / len(ran)
         known = self._sec_a_job
         # Slower jobs count at once, faster ones gradually.
         self._sec_a_job = pace if pace > known else known + (pace - known) * PACE_WEIGHT

@@ -6,7 +6,7 @@ waits for the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,7 @@ class Lane:
         self._is_for_async = is_for_async
         self.hand = InHand(batch)
         self.crew = crew(self.hand, self.take_in)
-        self._ender = Ender(self.end_done, ring=ring, broken=broken)
+        self._ender = Ender(self.end_group, ring=ring, broken=broken)
         self._reach = reach
         self._ring = ring
         self._has_ended = has_ended
@@ -103,7 +103,7 @@ class Lane:
             # It cannot keep up: the handlers wait, since a worker that is killed now has done these
             # jobs in vain.
             with suppress(Error):
-                self.end_done()
+                self.end_group()
             self._ring()
 
     def dismiss(self) -> None:
@@ -111,14 +111,20 @@ class Lane:
         self.crew.dismiss()
         self._ender.dismiss()
 
+    def end_group(self) -> None:
+        """End the jobs that are done together, if they are a full group."""
+        self._end(self.hand.take_group())
+
     def end_done(self, *, at_once: bool = False) -> None:
-        """End the jobs that are done together, if there are enough or one has waited long
-        enough.
+        """Learn the pace, and end the jobs that are done together, if one has waited long enough or
+        no other will be done soon; with ``at_once``, in any case. The main thread calls this.
         """
-        runs = self.hand.take_done(at_once=at_once)
+        self.intake.learn(self.hand.take_ran())
+        self._end(self.hand.take_done(at_once=at_once))
+
+    def _end(self, runs: Sequence[Run]) -> None:
         if not runs:
             return
-        self.intake.learn([run for run in runs if not run.tried])
         ended = self.hand.end(runs)
         if conf.settings().limits_any_of({run.holding.stage or "" for run in ended}):
             self._has_ended()

@@ -67,6 +67,24 @@ def test_the_next_handler_does_not_wait_for_the_end_of_a_full_group(
     assert lane.hand.tally.succeeded == GROUP + 1
 
 
+def test_the_main_thread_claims_on_and_leaves_a_full_group_to_it(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.queue.in_hand.LINGER_SEC", 600)
+    lane = lane_with(idle=GROUP)
+    monkeypatch.setattr(lane._ender, "tell", lambda: None)
+    lane.crew.start()
+    until(lambda: gate.entered)
+    assert lane.hand.groups_done == 1
+    lane.end_done()
+    assert lane.hand.tally.succeeded == 0
+    lane.end_group()
+    assert lane.hand.tally.succeeded == GROUP
+    gate.open.set()
+    lane.dismiss()
+    lane.end_done(at_once=True)
+
+
 def test_handlers_wait_when_groups_are_done_faster_than_they_are_ended(
     gate: Gate, second_connection: psycopg.Connection[Any], sql: Sql
 ) -> None:

@@ -10,7 +10,8 @@ from django.test import override_settings
 from jobreaper import enqueue, enqueue_many, job_handler, pause
 from jobreaper.identity import local_clock
 from jobreaper.models import Job
-from jobreaper.queue.intake import FIRST_REST_SEC, LONGEST_REST_SEC, Intake
+from jobreaper.protocol.batch import claim_group
+from jobreaper.queue.intake import FIRST_REST_SEC, GROWTH, LONGEST_REST_SEC, Intake
 from jobreaper.queue.runs import Tally
 from jobreaper.queue.worker import Worker
 from jobreaper.tables import table_of
@@ -46,6 +47,24 @@ def test_what_is_paused_scheduled_or_of_another_table_is_left(jobs: Rows) -> Non
     jobs.plant(type="idle", next_earliest_run_at=ago(-60))
     pause("idle")
     assert once() == Tally()
+
+
+def test_the_pace_is_known_before_the_first_jobs_are_ended(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobreaper.queue.in_hand.LINGER_SEC", 600)
+    enqueue_many([{}] * 3, type="idle")
+    enqueue_many([{}], type="gate")
+    [lane] = Worker(batch=100)._lanes
+    lane.hand.take(claim_group(table_of(Job), 4, types=["idle", "gate"]))
+    lane.crew.start()
+    until(lambda: gate.entered)
+    lane.end_done()
+    assert lane.hand.tally.succeeded == 0
+    assert lane.intake.window == GROWTH
+    gate.open.set()
+    lane.dismiss()
+    lane.end_done(at_once=True)
 
 
 @override_settings(JOBREAPER={"STAGES": {"gate": {"max_running": 1}}})

@@ -123,7 +123,7 @@ def test_jobs_that_another_thread_takes_meanwhile_are_ended_by_that_one() -> Non
     enqueue("idle")
     worker = Worker(batch=1)
     worker._lanes[0].hand._done = TakenMeanwhile(take(1))
-    worker._lanes[0].end_done()
+    worker._lanes[0].end_group()
     assert worker.tally == Tally()
 
 
