@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -103,14 +103,18 @@ def _announced(leases: list[Lease]) -> list[Lease]:
             # All are of one claim.
             first = holding_of(leases[0])
             connection, model = first.table.connection(first.alias), first.table.model
-        for lease in leases:
-            on_commit(connection, partial(signals.job_claimed.send_robust, model, lease=lease))
+            on_commit(connection, partial(_announce, model, tuple(leases)))
     # A time limit, or a receiver that exits.
     except BaseException as error:
         for lease in leases:
             _end_by(lease, error)
         raise
     return leases
+
+
+def _announce(model: type[models.Model], leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        signals.job_claimed.send_robust(model, lease=lease)
 
 
 def _end_by(lease: Lease, error: BaseException) -> None:
@@ -308,7 +312,11 @@ class _Claim:
             self._is_cut = others[-1]
 
         found = instances(self.connection, table.model, statement, params, unmade, without_job)
-        return [self._lease(job, sent_at, *others) for job, others in found]
+        leases = [self._lease(job, sent_at, *others) for job, others in found]
+        claimed = [holding_of(lease) for lease in leases]
+        claimed += [holding_of(lease) for lease, _ in self.unmade]
+        on_commit(self.connection, partial(_note_committed, claimed))
+        return leases
 
     def _lease(
         self, job: Any, sent_at: float, length: float, session: str, is_cut: bool = False
@@ -325,10 +333,14 @@ class _Claim:
             session=session,
         )
         job._lease = Fence(holding)  # see LeasedJob.save
-        on_commit(self.connection, holding.claim_committed)
         lease = Lease(holding)
         holding.take_over()
         return lease
+
+
+def _note_committed(claimed: Sequence[Holding]) -> None:
+    for holding in claimed:
+        holding.claim_committed()
 
 
 @contextmanager
