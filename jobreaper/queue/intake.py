@@ -29,8 +29,10 @@ AHEAD_SHARE: Final = 1 / 3
 # From one claim to the next, the batch grows at most by this factor, because the first jobs show
 # the pace.
 GROWTH: Final = 8
-# The weight of the latest group of jobs in the pace.
+# The weight of the latest jobs in the pace, once for each group of this size or for fewer jobs. The
+# first job of a process is often slow, and a few hundred others show that it was an exception.
 PACE_WEIGHT: Final = 0.3
+PACE_GROUP: Final = 32
 
 
 class Intake:
@@ -136,7 +138,8 @@ class Intake:
         pace = sum(ran) / len(ran)
         known = self._sec_a_job
         # Slower jobs count at once, faster ones gradually.
-        self._sec_a_job = pace if pace > known else known + (pace - known) * PACE_WEIGHT
+        weight = 1 - (1 - PACE_WEIGHT) ** max(1, len(ran) / PACE_GROUP)
+        self._sec_a_job = pace if pace > known else known + (pace - known) * weight
         ahead_sec = self.longest_wait_sec * AHEAD_SHARE
         can_run = ahead_sec / max(self._sec_a_job, 1e-6) * self._concurrency
         grown = min(self.window * GROWTH, 2 * self._batch, int(can_run))

@@ -231,3 +231,18 @@ def test_a_worker_that_heard_of_jobs_in_vain_rests_before_it_hears_again() -> No
     intake.hear()
     assert len(intake.claim(0)) == 1
     assert rest_after_hearing() == 0
+
+
+def test_a_few_hundred_quick_jobs_outweigh_a_slow_first_one() -> None:
+    intake = Intake(
+        table_of(Job), types=["idle"], stages=None, concurrency=1, batch=1000, poll_sec=900
+    )
+    intake.learn([0.05])
+    slow = intake.window
+    assert slow < 64
+    intake.learn([0.00001] * 512)
+    assert intake.window == min(slow * GROWTH, 2000)
+    # One at a time, they count gradually: slow ones may be among them.
+    intake.learn([0.05])
+    intake.learn([0.00001])
+    assert intake.window < 64
