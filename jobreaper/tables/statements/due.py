@@ -31,6 +31,8 @@ _QUEUE_NOT_FULL: Final = SQL(
 _NOT_PAUSED: Final = SQL("coalesce({kind}, '') <> ALL ((SELECT paused FROM left_out)::text[])")
 # An array that is unnested is hashed however large it is.
 _NOT_REFUSED: Final = SQL("{key}::text NOT IN (SELECT unnest(refused) FROM left_out)")
+# For one row, that would take longer than to look through the array.
+_IS_NOT_REFUSED: Final = SQL("{key}::text <> ALL ((SELECT refused FROM left_out)::text[])")
 _NOT_SENT_LATELY: Final = SQL(
     "(job.{dispatched_at} IS NULL\n"
     " OR job.{dispatched_at} < statement_timestamp() - make_interval(secs => %(again_sec)s))"
@@ -144,7 +146,8 @@ def _due(
         *(each.format(**parts) for each in conditions),
         *(_NOT_PAUSED.format(kind=kind) for kind in can_be_paused),
     ]
-    parts["is_not_refused"] = _NOT_REFUSED.format(**parts)
+    not_refused = _IS_NOT_REFUSED if which is Which.NAMED else _NOT_REFUSED
+    parts["is_not_refused"] = not_refused.format(**parts)
     parts["wanted"] = all_of([*of_kind, parts["is_not_refused"]])
     if which is Which.BY_KIND:
         return kinds.due_by_kind(table, parts, wanted_kind=all_of(of_kind))

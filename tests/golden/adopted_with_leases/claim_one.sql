@@ -21,7 +21,7 @@ named AS MATERIALIZED (
             OR job."not_before" <= statement_timestamp())
        AND (%(stages)s::text[] IS NULL OR job."kind"::text = ANY (%(stages)s::text[]))
            AND coalesce(job."kind"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-           AND job."Number"::text NOT IN (SELECT unnest(refused) FROM left_out)
+           AND job."Number"::text <> ALL ((SELECT refused FROM left_out)::text[])
        FOR NO KEY UPDATE SKIP LOCKED
 ),
 due AS (

@@ -21,7 +21,7 @@ named AS MATERIALIZED (
             OR job."next_earliest_run_at" <= statement_timestamp())
        AND (%(stages)s::text[] IS NULL OR job."stage" = ANY (%(stages)s::text[]))
            AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
-           AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+           AND job."id"::text <> ALL ((SELECT refused FROM left_out)::text[])
        FOR NO KEY UPDATE SKIP LOCKED
 ),
 due AS (

@@ -25,7 +25,7 @@ named AS MATERIALIZED (
            AND coalesce(job."stage", '') <> ALL ((SELECT paused FROM left_out)::text[])
            AND coalesce(job."type"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
            AND coalesce('queue:' || job."queue"::text, '') <> ALL ((SELECT paused FROM left_out)::text[])
-           AND job."id"::text NOT IN (SELECT unnest(refused) FROM left_out)
+           AND job."id"::text <> ALL ((SELECT refused FROM left_out)::text[])
        FOR NO KEY UPDATE SKIP LOCKED
 ),
 due AS (
