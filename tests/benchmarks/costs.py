@@ -3,11 +3,12 @@
 Processor time moves much less than the clock on the wall where other work is done beside.
 """
 
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,37 @@ def server_ns() -> int | None:
     Linux.
     """
     pid = connection.connection.info.backend_pid
-    file = Path(f"/proc/{pid}/schedstat")
-    return int(file.read_text().split()[0]) if file.exists() else None
+    return process_ns(pid) if Path(f"/proc/{pid}/schedstat").exists() else None
+
+
+def process_ns(pid: int) -> int:
+    """Return the processor time of a process, with that of all its threads, under Linux."""
+    total = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # A thread may have ended meanwhile.
+        with suppress(OSError):
+            total += int(file.read_text().split()[0])
+    return total
+
+
+def children_ns(pid: int) -> int:
+    """Return the processor time of the processes that a process has started and that run."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return sum(process_ns(int(child)) for child in children.split())
+
+
+def sessions_ns(sql: Callable[..., list[dict[str, Any]]]) -> int:
+    """Return the processor time of the processes of the server's clients, of those that have ended
+    too; without that of the client which asks. What has ended is counted in hundredths of a second.
+    """
+    running = """
+        SELECT pid FROM pg_stat_activity
+         WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+    [own] = sql("SELECT pg_backend_pid() AS pid")
+    of_own = Path(f"/proc/{own['pid']}/stat").read_text().rpartition(")")[2].split()
+    of_parent = Path(f"/proc/{of_own[1]}/stat").read_text().rpartition(")")[2].split()
+    ended = (int(of_parent[13]) + int(of_parent[14])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return ended + sum(process_ns(row["pid"]) for row in sql(running))
 
 
 def wal_written() -> int:

@@ -1,13 +1,14 @@
 """What a lease adds to a Celery task, on the same worker and broker in the same run."""
 
 import re
+import statistics
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -17,14 +18,18 @@ from project.celery import app
 from project.embedded import Postgres
 from tests.benchmarks import tasks
 from tests.benchmarks.conftest import Report
+from tests.benchmarks.costs import children_ns, sessions_ns
 from tests.processes.children import Child
 from tests.waiting import until
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
 
 TASKS = 1_000
-ROUNDS = 2
+WARM_UP = 100
+ROUNDS = 3
 CHILDREN = 2
+# More than there are tasks.
+KEPT = 1_000_000
 
 JOBS = """
     INSERT INTO jobs (stage, payload)
@@ -58,9 +63,9 @@ def worker(url: str, queue: str, log: Path, *options: str, **environment: str) -
             connection.SimpleQueue(queue).queue.delete()
 
 
-def send(task: Any, arguments: list[int]) -> str:
-    """Send a message for each argument to a new queue; return the queue's name."""
-    queue = f"bench-{uuid.uuid4().hex}"
+def send(task: Any, arguments: list[int], queue: str | None = None) -> str:
+    """Send a message for each argument to a queue, or to a new one; return the queue's name."""
+    queue = queue or f"bench-{uuid.uuid4().hex}"
     with app.connection_for_write() as connection, connection.Producer() as producer:
         for argument in arguments:
             app.send_task(task.name, args=[argument], queue=queue, producer=producer)
@@ -76,48 +81,74 @@ def wait_for(child: Child, tasks: int) -> None:
     until(lambda: len(finished_at(child)) == tasks, timeout_sec=120, every_sec=0.5)
 
 
-def pace(task: Any, arguments: list[int], url: str, log: Path, **environment: str) -> float:
-    """Return how many tasks a second a worker does, its start left out."""
-    queue = send(task, arguments)
+class Price(NamedTuple):
+    """What a task costs: time on the clock of a wall, and of the processors."""
+
+    ms: float
+    children_ms: float
+    server_ms: float
+
+    @property
+    def processors_ms(self) -> float:
+        """What the children and the server cost together."""
+        return self.children_ms + self.server_ms
+
+
+def price(
+    task: Any, arguments: list[int], sql: Sql, url: str, log: Path, **environment: str
+) -> Price:
+    """Return what a task costs in a worker that has done ``WARM_UP`` of them before."""
+    queue = send(task, arguments[:WARM_UP])
     with worker(url, queue, log, "--concurrency", str(CHILDREN), **environment) as child:
+        wait_for(child, WARM_UP)
+        children, server = children_ns(child.pid), sessions_ns(sql)
+        send(task, arguments[WARM_UP:], queue)
         wait_for(child, len(arguments))
-        ends = sorted(finished_at(child))
-        return (len(ends) - 1) / (ends[-1] - ends[0]).total_seconds()
+        ends = sorted(finished_at(child)[WARM_UP:])
+        return Price(
+            (ends[-1] - ends[0]).total_seconds() * 1000 / (len(ends) - 1),
+            (children_ns(child.pid) - children) / len(ends) / 1e6,
+            (sessions_ns(sql) - server) / len(ends) / 1e6,
+        )
 
 
 def test_overhead(sql: Sql, database_url: str, tmp_path: Path, report: Report) -> None:
-    best: dict[str, float] = {}
+    prices: dict[str, list[Price]] = defaultdict(list)
     for number in range(ROUNDS):
-        numbers = list(range(TASKS))
+        numbers = list(range(WARM_UP + TASKS))
         for what, task, reuse in (
             ("plain", tasks.plain, 0),
             ("plain, one query", tasks.plain_with_a_query, 0),
             ("plain, two writes", tasks.plain_with_two_writes, 0),
             ("leased", tasks.leased, 0),
-            ("plain, one query, connection kept", tasks.plain_with_a_query, TASKS),
-            ("plain, two writes, connection kept", tasks.plain_with_two_writes, TASKS),
-            ("leased, connection kept", tasks.leased, TASKS),
+            ("plain, one query, connection kept", tasks.plain_with_a_query, KEPT),
+            ("plain, two writes, connection kept", tasks.plain_with_two_writes, KEPT),
+            ("leased, connection kept", tasks.leased, KEPT),
         ):
             arguments = numbers
             if task is tasks.leased:
-                arguments = [row["id"] for row in sql(JOBS, 0, TASKS)]
+                arguments = [row["id"] for row in sql(JOBS, 0, len(numbers))]
             log = tmp_path / f"{what} {number}.log"
-            per_sec = pace(task, arguments, database_url, log, DB_REUSE_MAX=str(reuse))
-            best[what] = max(best.get(what, 0), per_sec)
+            found = price(task, arguments, sql, database_url, log, DB_REUSE_MAX=str(reuse))
+            prices[what].append(found)
     assert sql("SELECT DISTINCT status FROM jobs WHERE stage = 'noop'") == [{"status": "success"}]
+    median = {
+        what: Price(*map(statistics.median, zip(*found, strict=True)))
+        for what, found in prices.items()
+    }
+    writes = median["plain, two writes, connection kept"]
     report(
-        f"No-op tasks, prefork with {CHILDREN} children; best of {ROUNDS} × {TASKS:,}",
+        f"No-op tasks, prefork with {CHILDREN} children; medians of {ROUNDS} × {TASKS:,}, in ms",
         [
-            ("", "tasks/s", "ms a task", "times plain", "share of two writes, kept"),
+            ("", "tasks/s", "a task", "children", "PostgreSQL", "share of two writes, kept"),
             *(
                 (
                     what,
-                    f"{per_sec:,.0f}",
-                    f"{1000 / per_sec:.2f}",
-                    f"{best['plain'] / per_sec:.1f}",
-                    f"{per_sec / best['plain, two writes, connection kept']:.2f}",
+                    f"{1000 / each.ms:,.0f}",
+                    *(f"{ms:.2f}" for ms in each),
+                    f"{writes.processors_ms / (each.processors_ms or 1):.2f}",
                 )
-                for what, per_sec in best.items()
+                for what, each in median.items()
             ),
         ],
     )
