@@ -120,6 +120,43 @@ def sessions_ns(sql: Callable[..., list[dict[str, Any]]]) -> int:
     return ended + sum(process_ns(row["pid"]) for row in sql(running))
 
 
+@dataclass
+class Spent:
+    """What a call took, in ms: on the clock, on a processor on either side, waiting for one."""
+
+    clock: float
+    client: float
+    server: float
+    waiting: float
+
+    @property
+    def rest(self) -> float:
+        """Waiting for locks and the disk. The two sides may have worked at the same time."""
+        return max(0.0, self.clock - self.client - self.server - self.waiting)
+
+
+def spent(call: Callable[[], Any], into: list[Spent]) -> Any:
+    """Return what ``call`` returns, and add what it took. The server has to run on this machine,
+    under Linux.
+    """
+    before = _so_far()
+    found = call()
+    clock, client, waited, server, server_waited = (
+        (after - earlier) / 1e6 for earlier, after in zip(before, _so_far(), strict=True)
+    )
+    into.append(Spent(clock, client, server, waited + server_waited))
+    return found
+
+
+def _so_far() -> list[int]:
+    pid = connection.connection.info.backend_pid
+    found = [time.perf_counter_ns()]
+    for process in ("thread-self", str(pid)):
+        # On a processor, and in the queue for one.
+        found += map(int, Path(f"/proc/{process}/schedstat").read_text().split()[:2])
+    return found
+
+
 def wal_written() -> int:
     """Return how many bytes of WAL there are."""
     with connection.cursor() as cursor:
