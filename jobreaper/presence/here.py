@@ -22,7 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import ConnStatus
 
 from jobreaper import conf, sql
-from jobreaper.db import connection_for, fetch
+from jobreaper.db import connection_for, fetch, in_transaction, prepared
 from jobreaper.db.own import own_connection
 from jobreaper.identity import local_clock, worker_id
 from jobreaper.presence import statements
@@ -169,6 +169,18 @@ def is_direct(connection: BaseDatabaseWrapper) -> bool:
     no pooler is in between. Asks no server.
     """
     return bool(is_settled(connection) and _sessions[connection.connection])
+
+
+def prepare(connection: BaseDatabaseWrapper) -> None:
+    """Let the server plan each statement of the protocol only once on the present session of
+    ``connection``, unless a pooler is in between. An open session of the process's own, which
+    lasts, holds its lock from now on, which tells whether one is. Does nothing in a transaction.
+    """
+    if in_transaction(connection) or not conf.settings().presence_grace_sec:
+        return
+    _hold_also_on(connection)
+    if is_direct(connection):
+        prepared.prepare_on(connection)
 
 
 def is_cut(connection: BaseDatabaseWrapper) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 
 from jobreaper import conf
 from jobreaper.identity import local_clock
+from jobreaper.presence import here
 from jobreaper.protocol.batch import Run, claim_group
 from jobreaper.tables import JobTable
 
@@ -96,6 +97,7 @@ class Intake:
         runs = claim_group(
             self._table, room, types=self._types, stages=self._stages, queues=self._queues
         )
+        here.prepare(self._table.connection())
         self._rest(now, in_vain=self._heard and not runs)
         if not runs:
             jitter = random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)

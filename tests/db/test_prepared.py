@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import DataError, connection, transaction
 
-from jobreaper import claim
+from jobreaper import claim, claim_next
 from jobreaper.db import array_of_texts, fetch, prepared
 from jobreaper.models import Job
 from jobreaper.states import Status
@@ -62,6 +62,8 @@ def test_what_takes_a_prepared_statement_away_costs_no_job(change: str) -> None:
         cursor.execute(change)
     try:
         run_a_job()
+        # Nor does it later: each statement would be sent in vain first.
+        prepared.prepare_on(connection)
         assert not prepared.prepares(connection)
     finally:
         with connection.cursor() as cursor:
@@ -146,3 +148,52 @@ def test_names_are_an_array_as_the_driver_would_write_it() -> None:
     assert fetch(connection, "SELECT %(names)s::text[]", {"names": array_of_texts(names)}) == [
         (list(names),)
     ]
+
+
+@pytest.mark.parametrize("rows", [1, prepared.FEW_ROWS])
+def test_the_plan_of_a_claim_of_a_few_jobs_is_kept(rows: int) -> None:
+    Job.objects.bulk_create(Job(type="mail") for _ in range(2000))
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE jobreaper_jobs")
+    for _ in range(prepared.THRESHOLD + 8):
+        assert len(claim_next(Job, rows)) == rows
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT generic_plans FROM pg_prepared_statements")
+        assert cursor.fetchall() > [(0,)]
+
+
+def test_numbers_of_rows_are_told_apart() -> None:
+    Job.objects.bulk_create(Job(type="mail") for _ in range(40))
+    for rows in [1, 2, 3, 0] * (prepared.THRESHOLD + 2):
+        statement = "SELECT id FROM jobreaper_jobs LIMIT %(n)s"
+        assert len(fetch(connection, statement, {"n": rows})) == rows
+
+
+def test_a_plan_that_was_made_for_an_empty_table_is_not_kept_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = "SELECT id FROM planned WHERE id = %(id)s::int"
+
+    def plan() -> str:
+        [(name, text)] = execute("SELECT name, statement FROM pg_prepared_statements")
+        assert "planned" in text
+        return str(execute(f'EXPLAIN EXECUTE "{name}" (1)'))
+
+    def execute(statement: str) -> list[Any]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    execute("CREATE TABLE planned (id int PRIMARY KEY) WITH (autovacuum_enabled = false)")
+    try:
+        execute("VACUUM ANALYZE planned")
+        for _ in range(prepared.THRESHOLD + 8):
+            fetch(connection, look, {"id": 1})
+        execute("INSERT INTO planned SELECT generate_series(1, 50000)")
+        fetch(connection, look, {"id": 1})
+        assert "Seq Scan" in plan()
+        monkeypatch.setattr(prepared, "PLANS_SEC", 0.0)
+        assert fetch(connection, look, {"id": 1}) == [(1,)]
+        assert "Seq Scan" not in plan()
+    finally:
+        execute("DROP TABLE planned")

@@ -8,6 +8,7 @@ from django.db import connection
 from django.test import override_settings
 
 from jobreaper import enqueue, enqueue_many, job_handler, pause
+from jobreaper.db import prepared
 from jobreaper.identity import local_clock
 from jobreaper.models import Job
 from jobreaper.protocol.batch import claim_group
@@ -246,3 +247,21 @@ def test_a_few_hundred_quick_jobs_outweigh_a_slow_first_one() -> None:
     intake.learn([0.05])
     intake.learn([0.00001])
     assert intake.window < 64
+
+
+@pytest.mark.parametrize(("grace", "are_prepared"), [("10s", True), (0, False)])
+def test_a_workers_claims_are_planned_once_where_its_lock_shows_that_no_pooler_is_in_between(
+    grace: Any, are_prepared: bool
+) -> None:
+    connection.close()
+    with override_settings(JOBREAPER={"PRESENCE_GRACE_SEC": grace}):
+        intake = Intake(
+            table_of(Job), types=["idle"], stages=None, concurrency=1, batch=1, poll_sec=1
+        )
+        for _ in range(prepared.THRESHOLD + 3):
+            assert intake.claim(0) == []
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT statement FROM pg_prepared_statements")
+            found = [text for (text,) in cursor.fetchall() if "jobreaper_jobs" in text]
+    assert bool(found) == are_prepared
+    connection.close()
