@@ -228,7 +228,7 @@ class Postgres:
         self.stop()
         if not (self.data / "PG_VERSION").exists():
             self.run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
-        options = f"-h '' -k {shlex.quote(str(self.sockets))} -c max_connections=200"
+        options = f"-h '' -k {shlex.quote(str(self.sockets))} -c max_connections=300"
         options += "" if self.durable else " -c fsync=off"
         self.run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.log), "-o", options)
 
