@@ -90,7 +90,7 @@ class Kept:
         if closes_at <= local_clock():
             _close(connection)
             return
-        _prepare(connection)
+        here.prepare(connection)
         if not connection.allow_thread_sharing:
             connection.inc_thread_sharing()
         with _lock:
@@ -138,7 +138,7 @@ def kept_connection(task: Task[..., Any], request: Context, alias: str) -> Itera
             kept.put_by()
             connections[alias] = own
         elif is_celerys:
-            _prepare(own)
+            here.prepare(own)
 
 
 def _may_be_kept(connection: BaseDatabaseWrapper) -> bool:
@@ -176,12 +176,6 @@ def _is_in_order(connection: BaseDatabaseWrapper) -> bool:
         and not connection.execute_wrappers
         and not prepared.has_forgotten(connection)
     )
-
-
-def _prepare(connection: BaseDatabaseWrapper) -> None:
-    """Let the server plan each statement of the protocol only once, if no pooler is in between."""
-    if here.is_direct(connection):
-        prepared.prepare_on(connection)
 
 
 def _max_age(connection: BaseDatabaseWrapper) -> float:

@@ -173,14 +173,20 @@ def is_direct(connection: BaseDatabaseWrapper) -> bool:
 
 def prepare(connection: BaseDatabaseWrapper) -> None:
     """Let the server plan each statement of the protocol only once on the present session of
-    ``connection``, unless a pooler is in between. An open session of the process's own, which
-    lasts, holds its lock from now on, which tells whether one is. Does nothing in a transaction.
+    ``connection``, which lasts, if this process holds its lock there. Asks no server.
+    """
+    if is_direct(connection):
+        prepared.prepare_on(connection)
+
+
+def hold_and_prepare(connection: BaseDatabaseWrapper) -> None:
+    """Do so as well on a session without a claim: it holds the lock from now on, unless a pooler is
+    in between. Does nothing in a transaction.
     """
     if in_transaction(connection) or not conf.settings().presence_grace_sec:
         return
     _hold_also_on(connection)
-    if is_direct(connection):
-        prepared.prepare_on(connection)
+    prepare(connection)
 
 
 def is_cut(connection: BaseDatabaseWrapper) -> bool:

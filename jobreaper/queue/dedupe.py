@@ -54,17 +54,18 @@ def _encoder() -> Callable[[Any, int], Iterable[str]]:
     than to encode a short payload.
     """
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-    # An interpreter that is not CPython may have none.
     make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return lambda value, depth: encoder.iterencode(value)
     separators = (encoder.key_separator, encoder.item_separator)
     text = json.encoder.encode_basestring
-    # No markers of what it is in: a value that contains itself ends in a RecursionError. No indent,
-    # no sorted keys, no keys left out, no NaN.
-    encode: Callable[[Any, int], Iterable[str]] = make(
-        None, encoder.default, text, None, *separators, False, False, False
-    )
+    try:
+        # No markers of what it is in: a value that contains itself ends in a RecursionError. No
+        # indent, no sorted keys, no keys left out, no NaN.
+        encode: Callable[[Any, int], Iterable[str]] = make(  # type: ignore[misc]
+            None, encoder.default, text, None, *separators, False, False, False
+        )
+    # It is not documented: another interpreter may have none, and its arguments may change.
+    except TypeError:
+        return lambda value, depth: encoder.iterencode(value)
     return encode
 
 

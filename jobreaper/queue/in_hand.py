@@ -169,7 +169,9 @@ class InHand:
 
     def take_group(self) -> list[Run]:
         """Return the jobs that are done, for ``end()``, if they are a full group."""
-        return self._take_done_if(lambda done: self._is_full(done) and self._may_try(done))
+        return self._take_done_if(
+            lambda done: self._is_full(done) and (not done[-1].tried or self._end_again.is_due)
+        )
 
     def _take_done_if(self, is_time: Callable[[deque[Run]], bool]) -> list[Run]:
         runs: list[Run] = []
@@ -181,16 +183,12 @@ class InHand:
 
     def _is_time(self, done: deque[Run]) -> bool:
         if done[-1].tried:
-            return self._may_try(done)
+            return self._end_again.is_due
         has_lingered = local_clock() - done[0].ended_at >= LINGER_SEC
         return has_lingered or not (self.left or self._is_full(done))
 
     def _is_full(self, done: deque[Run]) -> bool:
         return len(done) >= self._batch
-
-    def _may_try(self, done: deque[Run]) -> bool:
-        """Return whether it is time for the next try, if all were tried before."""
-        return not done[-1].tried or self._end_again.is_due
 
     def end(self, runs: Sequence[Run]) -> list[Run]:
         """End jobs that are done together, each according to its result, and return those that were

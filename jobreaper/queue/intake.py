@@ -97,7 +97,7 @@ class Intake:
         runs = claim_group(
             self._table, room, types=self._types, stages=self._stages, queues=self._queues
         )
-        here.prepare(self._table.connection())
+        here.hold_and_prepare(self._table.connection())
         self._rest(now, in_vain=self._heard and not runs)
         if not runs:
             jitter = random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)

@@ -7,7 +7,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +155,11 @@ def _so_far() -> list[int]:
         # On a processor, and in the queue for one.
         found += map(int, Path(f"/proc/{process}/schedstat").read_text().split()[:2])
     return found
+
+
+def share(values: Sequence[float], of: float) -> float:
+    """Return the smallest value that so many of the values do not exceed."""
+    return sorted(values)[max(0, round(of * len(values)) - 1)]
 
 
 def wal_written() -> int:

@@ -25,7 +25,7 @@ from jobreaper.protocol.batch import finish_group
 from jobreaper.queue.intake import Intake
 from jobreaper.tables import table_of
 from tests.benchmarks.conftest import Report
-from tests.benchmarks.costs import Spent, spent
+from tests.benchmarks.costs import Spent, share, spent
 from tests.rows import Sql
 
 pytestmark = [
@@ -83,15 +83,11 @@ def row(name: str, took: Sequence[Spent]) -> tuple[object, ...]:
     parts = [(each.client, each.server, each.waiting, each.rest) for each in took]
     figures = (
         statistics.median(each.clock for each in took),
-        p99([each.clock for each in took]),
-        p99([each.clock - each.waiting for each in took]),
+        share([each.clock for each in took], 0.99),
+        share([each.clock - each.waiting for each in took], 0.99),
         *map(statistics.fmean, zip(*parts, strict=True)),
     )
     return (name, f"{len(took):,}", *(f"{ms:.1f}" for ms in figures))
-
-
-def p99(of: Sequence[float]) -> float:
-    return sorted(of)[len(of) * 99 // 100]
 
 
 def test_two_hundred_workers_start_at_once(sql: Sql, report: Report) -> None:

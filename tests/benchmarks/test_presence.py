@@ -20,6 +20,7 @@ from jobreaper.presence import statements
 from jobreaper.presence.watcher import STILL_SEC
 from project.embedded import Postgres
 from tests.benchmarks.conftest import Report
+from tests.benchmarks.costs import share
 from tests.processes.children import Child
 from tests.rows import Sql
 from tests.waiting import until
@@ -37,11 +38,6 @@ HERE = "SELECT worker FROM jobreaper_workers WHERE gone_at IS NULL"
 IDLE = 1_000
 LOOKS = 50
 COUNT_SEC = 60
-
-
-def share(values: Sequence[float], of: float) -> float:
-    """Return the smallest value that so many of the values do not exceed."""
-    return sorted(values)[max(0, round(of * len(values)) - 1)]
 
 
 class Crew:
